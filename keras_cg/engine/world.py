@@ -127,26 +127,21 @@ class World:
 
     def run(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls a rule in the world that its run left. What the rule itself sets stays."""
-        if not _differing(self.left) and not _is_put_back(self.left):
+        with _Turn(self.left):
             return fun(*args)
-        with _lock:
-            with _Bound(_differing(self.left)):
-                return fun(*args)
 
     def again(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls the function of the run in the world that the run found, and brings back what is there now."""
-        if not self.tables and not _differing(self.found) and not _is_put_back(self.found):
-            return fun(*args)
-        with _lock:
+        with _Turn(self.found, self.tables):
             before = [(table, dict(contents(table.holder, table.keys))) for table in self.tables]
-            with _Bound(_differing(self.found)):
-                try:
-                    return fun(*args)
-                finally:
-                    for (holder, keys, *_), known in before:
-                        for key in {**contents(holder, keys), **known}:
-                            if read(holder, key) is not known.get(key, MISSING):
-                                write(holder, key, known.get(key, MISSING))
+            try:
+                return fun(*args)
+            finally:
+                for (holder, keys, *_), known in before:
+                    for key in {**contents(holder, keys), **known}:
+                        if read(holder, key) is not known.get(key, MISSING):
+                            write(holder, key, known.get(key, MISSING))
+
 
 def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool]:
     """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
@@ -184,33 +179,53 @@ def _is_data(value: Any) -> bool:
     return kind_of(value) == _DATA
 
 
-# Two threads must not put back at once.
-_lock = threading.RLock()
-# The identities of the holders that are put back now.
-_put_back: list[set[int]] = []
+# The turns that are taken now, in the order in which they began.
+_turns: list[_Turn] = []
+_changed = threading.Condition()
 
 
-class _Bound:
-    """A context in which places are bound to other values; what is set in it stays."""
+class _Turn:
+    """A context in which places are bound to other values; what is set in it stays.
 
-    def __init__(self, changed: list[tuple[Any, Any, Any, Any]]):
-        self.changed = changed
+    A thread waits while another one uses the same holder in another state, or sets what it likes there. Threads that want
+    the same values go on together, and the last one brings back what was there.
+    """
+
+    __slots__ = "changed", "entries", "holders", "is_setting", "thread"
+
+    def __init__(self, entries: Sequence[Entry], tables: Sequence[Table] = ()):
+        self.entries, self.is_setting, self.thread = entries, bool(tables), threading.get_ident()
+        self.holders = {id(holder) for holder, *_ in (*entries, *tables)}
 
     def __enter__(self) -> None:
-        _put_back.append({id(holder) for holder, *_ in self.changed})
-        for holder, key, value, _ in self.changed:
-            write(holder, key, value)
+        with _changed:
+            while self._must_wait():
+                _changed.wait()
+            for holder, key, value, _ in self.changed:
+                write(holder, key, value)
+            _turns.append(self)
+
+    def _must_wait(self) -> bool:
+        self.changed = _differing(self.entries)
+        is_alone = self.is_setting or bool(self.changed)
+        return any([each.is_setting or is_alone for each in _turns if each.thread != self.thread and self._meets(each)])
+
+    def _meets(self, other: _Turn) -> bool:
+        return not self.holders.isdisjoint(other.holders)
 
     def __exit__(self, *error: object) -> None:
-        for holder, key, value, now in reversed(self.changed):
-            if read(holder, key) is value:
-                write(holder, key, now)
-        _put_back.pop()
-
-
-def _is_put_back(entries: Iterable[Entry]) -> bool:
-    """Whether another thread, or an outer rule of this one, has put back one of the places."""
-    return bool(_put_back) and any([id(holder) in each for each in [*_put_back] for holder, *_ in entries])
+        with _changed:
+            place = _turns.index(self)
+            # Another thread may still need the values.
+            others = [each for each in _turns[place + 1 :] if self._meets(each)]
+            del _turns[place]
+            if others:
+                others[0].changed = self.changed + others[0].changed
+            else:
+                for holder, key, value, now in reversed(self.changed):
+                    if read(holder, key) is value:
+                        write(holder, key, now)
+            _changed.notify_all()
 
 
 def _differing(entries: Iterable[Entry]) -> list[tuple[Any, Any, Any, Any]]:
