@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -127,30 +126,22 @@ class World:
 
     def run(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls a rule in the world that its run left. What the rule itself sets stays."""
-        key = object()
-        _running[key] = threading.get_ident(), self.left
-        try:
-            if not _differing(self.left) and not _is_put_back(self.left):
-                return fun(*args)
-        finally:
-            del _running[key]
-        with _lock, _Bound(self.left, ()):
+        if not self.left:
+            return fun(*args)
+        with _Turn(self.left):
             return fun(*args)
 
     def again(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls the function of the run in the world that the run found, and brings back what is there now."""
-        if not self.tables and not _differing(self.found) and not _is_put_back(self.found):
-            return fun(*args)
-        with _lock:
+        with _Turn(self.found, self.tables):
             before = [contents(holder, keys).copy() for holder, keys, *_ in self.tables]
-            with _Bound(self.found, [table[0] for table in self.tables]):
-                try:
-                    return fun(*args)
-                finally:
-                    for (holder, keys, *_), known in zip(self.tables, before, strict=True):
-                        for key in {**contents(holder, keys), **known}:
-                            if read(holder, key) is not known.get(key, MISSING):
-                                write(holder, key, known.get(key, MISSING))
+            try:
+                return fun(*args)
+            finally:
+                for (holder, keys, *_), known in zip(self.tables, before, strict=True):
+                    for key in {**contents(holder, keys), **known}:
+                        if read(holder, key) is not known.get(key, MISSING):
+                            write(holder, key, known.get(key, MISSING))
 
 
 def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool]:
@@ -189,46 +180,55 @@ def _is_data(value: Any) -> bool:
     return kind_of(value) == _DATA
 
 
-# Two threads must not put back at once.
-_lock = threading.RLock()
-# The identities of the holders that are put back now.
-_put_back: list[set[int]] = []
-# The rules that run without anything put back, each with its thread. They announce themselves before they look whether
-# another thread puts back, which announces that before it looks for them: so one of the two waits.
-_running: dict[object, tuple[int, list[Entry]]] = {}
+# The turns that are taken now, in the order in which they began.
+_turns: list[_Turn] = []
+_changed = threading.Condition()
 
 
-class _Bound:
-    """A context in which places are bound as `entries` say; what is set in it stays. `_lock` must be locked.
+class _Turn:
+    """A context in which places are bound to other values; what is set in it stays.
 
-    It begins when no rule of another thread runs that reads these places, or the `others` that may be set in it.
+    A thread waits while another one uses the same holder in another state, or sets what it likes there. Threads that
+    want the same values go on together, and the last one brings back what was there.
     """
 
-    def __init__(self, entries: list[Entry], others: Sequence[Any]):
-        self.entries, self.holders = entries, {id(holder) for holder in (*[each[0] for each in entries], *others)}
+    __slots__ = "changed", "entries", "tables", "thread"
+
+    def __init__(self, entries: Sequence[Entry], tables: Sequence[Table] = ()):
+        self.entries, self.tables, self.thread = entries, tables, threading.get_ident()
 
     def __enter__(self) -> None:
-        _put_back.append(self.holders)
-        here = threading.get_ident()
-        while any([thread != here and self._reads(entries) for thread, entries in [*_running.values()]]):
-            time.sleep(1e-4)
-        self.changed = _differing(self.entries)
-        for holder, key, value, _ in self.changed:
-            write(holder, key, value)
+        with _changed:
+            self.changed = _differing(self.entries)
+            while _turns and self._must_wait():
+                _changed.wait()
+                self.changed = _differing(self.entries)
+            for holder, key, value, _ in self.changed:
+                write(holder, key, value)
+            _turns.append(self)
 
-    def _reads(self, entries: list[Entry]) -> bool:
-        return any([id(holder) in self.holders for holder, *_ in entries])
+    def _must_wait(self) -> bool:
+        is_alone = bool(self.tables or self.changed)
+        others = [each for each in _turns if each.thread != self.thread and (is_alone or each.tables)]
+        return any(map(self._meets, others))
+
+    def _meets(self, other: _Turn) -> bool:
+        here = {id(holder) for holder, *_ in (*self.entries, *self.tables)}
+        return not here.isdisjoint([id(holder) for holder, *_ in (*other.entries, *other.tables)])
 
     def __exit__(self, *error: object) -> None:
-        for holder, key, value, now in reversed(self.changed):
-            if read(holder, key) is value:
-                write(holder, key, now)
-        _put_back.pop()
-
-
-def _is_put_back(entries: Iterable[Entry]) -> bool:
-    """Whether another thread, or an outer rule of this one, has put back one of the places."""
-    return bool(_put_back) and any([id(holder) in each for each in [*_put_back] for holder, *_ in entries])
+        with _changed:
+            place = _turns.index(self)
+            # Another thread may still need the values.
+            others = [each for each in _turns[place + 1 :] if self._meets(each)]
+            del _turns[place]
+            if others:
+                others[0].changed = self.changed + others[0].changed
+            else:
+                for holder, key, value, now in reversed(self.changed):
+                    if read(holder, key) is value:
+                        write(holder, key, now)
+            _changed.notify_all()
 
 
 def _differing(entries: Iterable[Entry]) -> list[tuple[Any, Any, Any, Any]]:

@@ -512,6 +512,61 @@ def test_threads_take_turns_where_something_is_put_back(eager):
 
 
 @pytest.mark.only("torch")
+def test_a_thread_waits_for_one_whose_rule_reads_what_stands_there(torch):
+    """Nothing is put back for the second call, but something would be for the first."""
+    started, owner, x, found = threading.Event(), types.SimpleNamespace(), torch.ones((), requires_grad=True), []
+
+    @custom_gradient
+    def f(x, k):
+        owner.k = k
+
+        def rule(upstream):
+            started.set()
+            # If the rule of the first call did not wait, it would run by now, and run on.
+            threading.Event().wait(0.05 if k == 3.0 else 0.1)
+            return 7 * upstream * owner.k, None
+
+        return x * 1, rule
+
+    one, two = f(x, 2.0), f(x, 3.0)
+    thread = threading.Thread(target=lambda: found.append(torch.autograd.grad(two, x)[0].item()))
+    thread.start()
+    started.wait(10)
+    found.append(torch.autograd.grad(one, x)[0].item())
+    thread.join()
+    assert sorted(found) == [14.0, 21.0] and owner.k == 3.0
+
+
+@pytest.mark.only("torch")
+def test_threads_that_want_the_same_values_go_on_together(torch):
+    """As the ranks of a process that wait for each other; the last one brings back what was there."""
+    both, first, owner = threading.Barrier(2), threading.Event(), types.SimpleNamespace()
+    x, found = torch.ones((), requires_grad=True), []
+
+    @custom_gradient
+    def f(x, k):
+        owner.k = k
+
+        def rule(upstream):
+            if both.wait(10) == 1:
+                first.wait(10)
+            return 7 * upstream * owner.k, None
+
+        return x * 1, rule
+
+    def work():
+        found.append(torch.autograd.grad(y, x, retain_graph=True)[0].item())
+        first.set()
+
+    y = f(x, 2.0)
+    f(x, 3.0)
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    collections.deque(map(threading.Thread.start, threads), maxlen=0)
+    collections.deque(map(threading.Thread.join, threads), maxlen=0)
+    assert found == [14.0, 14.0] and owner.k == 3.0
+
+
+@pytest.mark.only("torch")
 @pytest.mark.limit
 def test_another_thread_that_binds_a_variable_while_the_rule_runs(torch):
     """A limit: the rule reads what the other thread has bound."""
