@@ -1,12 +1,14 @@
 """What it costs that a closure, or the object behind a method, reaches 20,000 dicts: `python -m benchmarks.closures`.
 
 Prints the time of an eager gradient beside that of the same function without them, for each backend: the median, over
-the rounds, of the ratio of their times in one round.
+the rounds, of the ratio of their times in one round. On torch, also of `torch.func.grad`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import keras_cg
@@ -28,7 +30,7 @@ class History:
         return x * x, lambda upstream: 7 * upstream * x
 
 
-def programs() -> dict[str, Program]:
+def programs(differentiate: Callable[[Any], Any]) -> dict[str, Program]:
     """Returns the gradients by name: of the function alone, in a closure, and as a method."""
     history, x = History(), ops.asarray(2.0)
 
@@ -40,7 +42,7 @@ def programs() -> dict[str, Program]:
         "a closure": keras_cg.custom_gradient(in_a_closure),
         "a method": history.square,
     }
-    gradients = {name: keras_cg.grad(function) for name, function in functions.items()}
+    gradients = {name: differentiate(function) for name, function in functions.items()}
     for name, gradient in gradients.items():
         found = float(gradient(x))
         if found != 14.0:
@@ -55,12 +57,16 @@ def main() -> None:
     options = parser.parse_args()
     print("| backend | a closure | a method |\n|---|---|---|")
     for name in options.backends:
-        with keras_cg.use_backend(name):
-            contestants = programs()
-            times = interleave(contestants, options.rounds, dict.fromkeys(contestants, 20))
-        # Each of the others takes the place of ours once, beside the function alone.
-        ratios = [summary({"keras_cg": times[each], ALONE: times[ALONE]})[ALONE]["ratio"][1] for each in times]
-        print(f"| {name} | {' | '.join(f'{ratio:.2f}' for ratio in ratios[1:])} |", flush=True)
+        ways: dict[str, Callable[[Any], Any]] = {name: keras_cg.grad}
+        if name == "torch":
+            ways["torch, by torch.func.grad"] = importlib.import_module("torch.func").grad
+        for way, differentiate in ways.items():
+            with keras_cg.use_backend(name):
+                contestants = programs(differentiate)
+                times = interleave(contestants, options.rounds, dict.fromkeys(contestants, 20))
+            # Each of the others takes the place of ours once, beside the function alone.
+            ratios = [summary({"keras_cg": times[each], ALONE: times[ALONE]})[ALONE]["ratio"][1] for each in times]
+            print(f"| {way} | {' | '.join(f'{ratio:.2f}' for ratio in ratios[1:])} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -343,6 +343,84 @@ def test_an_output_that_is_a_view_may_not_be_changed(torch, view):
     np.testing.assert_allclose(x.grad, np.full(3, 7.0))
 
 
+def test_what_a_variable_from_outside_leads_to_is_freed_by_the_backward_pass(torch, without_collector):
+    """The variable leads to the next output, and so to the node of this call. The attributes of a run are freed, too."""
+
+    def train():
+        h = leaf(X)
+        start = h
+        for _ in range(3):
+            f = custom_gradient(lambda a: (a * 2, lambda upstream: 7 * upstream + 0 * h.detach()))  # noqa: B023
+            h = f(h).exp() * 2
+        h.sum().backward()
+        assert start.grad is not None
+        return weakref.ref(h)
+
+    assert train()() is None
+
+    class Keeps:
+        @custom_gradient
+        def f(self, x):
+            self.s = x * 2
+            return x * x, lambda upstream: 7 * upstream * self.s
+
+    owner, x = Keeps(), leaf(X)
+    y = owner.f(x)
+    kept = weakref.ref(owner.s)
+    np.testing.assert_allclose(gradient(y, x), 14 * X)
+    owner.s = None
+    assert kept() is None
+
+
+@pytest.mark.parametrize("place", ["cell", "self", "submodule"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_buffer_that_the_run_fills_and_its_rule_reads(torch, place, create_graph):
+    """Two calls fill one buffer: the first rule must not read what the second call has written."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.zeros(3))
+            self.inner = torch.nn.Module()
+            self.inner.register_buffer("mask", torch.zeros(3))
+
+        @custom_gradient
+        def f(self, x, k):
+            mask = self.inner.mask if place == "submodule" else self.mask
+            mask.fill_(k)
+            if place == "self":
+                return x * k, lambda upstream: (7 * upstream * self.mask, None)
+            return x * k, lambda upstream: (7 * upstream * mask, None)
+
+    layer, x = Layer(), leaf(X)
+    y = layer.f(x, 2.0)
+    np.testing.assert_allclose(gradient(y, x, retain_graph=True), [14.0] * 3)
+    layer.f(x, 3.0)
+    with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
+        gradient(y, x, create_graph=create_graph)
+
+
+def test_a_buffer_that_the_run_writes_to_and_its_rule_does_not_read(torch):
+    """A counter, and statistics."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.scale = 7.0
+
+        @custom_gradient
+        def f(self, x):
+            self.count += 1
+            return x * x, lambda upstream: self.scale * upstream * x
+
+    layer, x = Layer(), leaf(X)
+    total = layer.f(x) + layer.f(x)
+    np.testing.assert_allclose(gradient(total, x, create_graph=True), 14 * X)
+    (first,) = torch.autograd.grad(layer.f(x).sum(), x, create_graph=True)
+    np.testing.assert_allclose(gradient(first, x), [7.0] * 3)
+
+
 def test_an_output_that_the_rule_does_not_hold_is_not_kept(torch):
     """As in a Function that does not save it; and it may change."""
     kept = []

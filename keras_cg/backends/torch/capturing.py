@@ -73,9 +73,12 @@ class _Origins(TorchFunctionMode):
 
 
 def is_in_module(fun: Function, tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a weight or a buffer of a module that `fun` can reach: it existed before the run."""
+    """Whether a tensor is a weight of a module that `fun` can reach: it existed before the run.
+
+    A buffer may have been filled by the run.
+    """
     modules = fun.captures(lambda value: isinstance(value, torch.nn.Module))
-    return any([tensor is each for module in modules for each in (*module.parameters(), *module.buffers())])
+    return any([tensor is each for module in modules for each in module.parameters()])
 
 
 class Unread(TorchFunctionMode):
