@@ -20,9 +20,7 @@ class Decorated:
 
 
 _ASKS = "LOAD_ATTR", "requires_grad"
-# Instructions that set something that is no local variable, and methods of Python's containers that change them. The
-# methods of torch that change a tensor in place end with an underscore.
-_WRITES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR")
+# Methods of Python's containers that change them; those of torch that change a tensor in place end with an underscore.
 _MUTATORS = ("add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
 
 
@@ -36,7 +34,7 @@ class Facts:
         names: The names of globals and attributes in it.
         asks: The names whose `requires_grad` it reads.
         is_closed: Whether it reads nothing that changes, once `is_closed` has looked.
-        changes: Whether it seems to set something outside of itself.
+        changes: The names from outside on which it seems to set something.
         style: How a rule of this code is called, once `conventions.style` has read it.
     """
 
@@ -58,13 +56,24 @@ class Facts:
         self.names: frozenset[str] = frozenset(code.co_names).union(*[each.names for each in inner])
         asked = [one.argval for one, two in itertools.pairwise(steps) if (two.opname, two.argval) == _ASKS]
         self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
-        is_writing = any([step.opname in _WRITES for step in steps]) or any(map(_is_mutator, self.names))
-        self.changes: bool = is_writing or bool(self.assigned) or any([each.changes for each in inner])
+        self.changes: frozenset[str] = self.assigned.union(_written(steps), *[each.changes for each in inner])
+        self.changes -= {*code.co_cellvars, *code.co_varnames} - {"self"}
         self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
 
 
-def _is_mutator(name: str) -> bool:
-    return name in _MUTATORS or name[-1:] == "_" != name[-2:-1]
+def _written(steps: list[dis.Instruction]) -> set[str]:
+    """Returns the names on which code seems to set something: an attribute, an item, or by a method."""
+    found = set()
+    for step, after, last in zip(steps, steps[1:], steps[2:], strict=False):
+        is_variable = step.opname in ("LOAD_DEREF", "LOAD_GLOBAL") or step.argval == "self"
+        name = str(after.argval) if after.opname in ("LOAD_ATTR", "LOAD_METHOD") else ""
+        is_method = name in _MUTATORS or (name[-1:] == "_" and name[-2:-1] != "_")
+        # `COPY` stands before an item that is read and set, as in `kept[0] += 1`.
+        is_item = last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "COPY")
+        is_attribute = after.opname in ("STORE_ATTR", "COPY")
+        if step.opname == "STORE_GLOBAL" or (is_variable and (is_method or is_item or is_attribute)):
+            found.add(str(step.argval))
+    return found
 
 
 # What is read already, by identity, because the hash of a code is computed again each time. Each entry keeps its code
@@ -119,7 +128,7 @@ def _keeps_nothing(value: Any) -> bool:
 def keeps_state(rule: Any) -> bool:
     """Whether the code of a rule seems to set something outside of itself, so that a trial would change that."""
     fun = innermost(rule)
-    return fun is None or facts(fun.__code__).changes
+    return fun is None or bool(facts(fun.__code__).changes)
 
 
 def inner(fun: Any) -> Any:
