@@ -79,22 +79,29 @@ def _with_rule(name: str, run: Run, args: Sequence[Any], again: Run | None = Non
 
     `name` is that of the function.
     """
-    with_residuals = again or run
+
+    def with_residuals(*args: Any) -> tuple[Sequence[Any], Rule, Sequence[Any]]:
+        try:
+            outputs, _, residuals = (again or run)(*args)
+        except ValueError as error:
+            # JAX (0.10) has no class of its own for this error, which the name of the function would not be in.
+            if "callbacks do not support JVP" in str(error):
+                raise messages.callback_differentiated(name) from error
+            raise
+        return outputs, *residuals()
 
     def outputs_alone(*args: Any) -> Tensors:
         outputs, used, _ = run(*args)
         return rule_primitives.alone(name, outputs, [*used, *args])
 
     def forward(*args: Any) -> tuple[Tensors, Partial]:
-        outputs, _, residuals = with_residuals(*args)
-        rule, values = residuals()
+        outputs, rule, values = with_residuals(*args)
         # Only if the gradient is differentiated again, the outputs must keep the rule.
         tied = rule_primitives.tie(rule, values, outputs, args) if is_recording() else tuple(outputs)
         return tied, Partial(rule, values)  # type: ignore[no-untyped-call]
 
     def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        outputs, _, residuals = with_residuals(*args)
-        rule, values = residuals()
+        outputs, rule, values = with_residuals(*args)
         return rule_primitives.jvp(lambda *args: rule_primitives.tie(rule, values, outputs, args), args, tangents)
 
     outputs_alone.__signature__ = forward.__signature__ = _ANY  # type: ignore[attr-defined]
@@ -218,7 +225,11 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
     captured = program.captured() if is_late or program.refusal is not None else []
     if captured:
         refusal = program.refusal or messages.unserved_variables("jax", "its rule calls it again, or its like.", fun)
-        refusals = [_named(refusal, name) for name in fun.names(captured, [CAPTURED] * len(captured))]
+        names = fun.names(captured, [CAPTURED] * len(captured))
+        refusals = [
+            messages.argument_also_captured(fun.name, [value], tensors) or _named(refusal, name)
+            for value, name in zip(captured, names, strict=True)
+        ]
         hoisted |= {id(value): _guarded(value, each) for value, each in zip(captured, refusals, strict=True)}
         # Another run would not get what was captured.
         error = refusals[0] if is_late else error

@@ -48,7 +48,7 @@ def _with_tapes(fun: Function, tensors: Sequence[Any]) -> Tensors:
         hidden = _hidden(fun, shown)
         if hidden:
             *_, used = _run(fun, inputs, [*shown, *hidden])
-        captured = _captured(fun, pullback, variables, used)
+        captured = _captured(fun, pullback, variables, used, tensors)
     elif inputs is tensors:
         return outputs
     rerun = functools.partial(_rerun, fun, tensors)
@@ -81,7 +81,9 @@ def _run(
     return outputs, pullback, variables, [one for one, slope in zip(sources, slopes, strict=True) if slope is not None]
 
 
-def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: list[Any]) -> Sequence[Any]:
+def _captured(
+    fun: Function, pullback: Pullback, variables: list[Any], used: list[Any], tensors: Sequence[Any]
+) -> Sequence[Any]:
     """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
     used = [*{id(source): source for source in used}.values()]
     # A variable that is not trainable is read as any other one where a tape watches it.
@@ -89,6 +91,9 @@ def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: lis
     others = [source for source in used if id(source) not in trainable]
     captured = others or (used and variables)
     names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
+    error = messages.argument_also_captured(fun.name, captured, tensors)
+    if error is not None and not pullback.takes_variables():
+        raise error
     pullback.capture(names or [graph.CLOSED_OVER], captured)
     # Of several tensors, nothing tells which is used first.
     if not captured or (others and (len(used) > 1 or not (is_part(others[0]) or isinstance(others[0], tf.Variable)))):
