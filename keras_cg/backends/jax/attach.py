@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -74,10 +75,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             raise messages.unserved_variables("jax", cause, fun) from error
 
 
-def _with_rule(name: str, run: Run, args: Sequence[Any], again: Run | None = None) -> Tensors:
+def _with_rule(
+    name: str, run: Run, args: Sequence[Any], again: Run | None = None, known: Rule | None = None
+) -> Tensors:
     """Returns the outputs of `run(*args)`, whose gradient is what the rule says; a derivative may run `again`.
 
-    `name` is that of the function.
+    `name` is that of the function. `known` is the rule if it is traced already.
     """
 
     def with_residuals(*args: Any) -> tuple[Sequence[Any], Rule, Sequence[Any]]:
@@ -92,7 +95,7 @@ def _with_rule(name: str, run: Run, args: Sequence[Any], again: Run | None = Non
 
     def outputs_alone(*args: Any) -> Tensors:
         outputs, used, _ = run(*args)
-        return rule_primitives.alone(name, outputs, [*used, *args])
+        return rule_primitives.alone(name, outputs, used, args, known)
 
     def forward(*args: Any) -> tuple[Tensors, Partial]:
         outputs, rule, values = with_residuals(*args)
@@ -256,11 +259,13 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
 
         def of_all() -> Residuals:
             rule, values = residuals()
-            return rule.at(gradients), values
+            # The run without a derivative, which has no rule, has the batch of a vmap in all floating outputs.
+            return dataclasses.replace(rule.at(gradients), places=None), values
 
         return outputs, used, of_all
 
-    return _with_rule(fun.name, run, (*tensors, *hoisted.values()), again if is_late and error is None else None)
+    args, rerun = (*tensors, *hoisted.values()), again if is_late and error is None else None
+    return _with_rule(fun.name, run, args, rerun, None if rule is None else rule.at(gradients))
 
 
 class _Program:
