@@ -1,6 +1,6 @@
-"""Runs a function, eagerly or as a program, and attaches its rule by `jax.custom_vjp`.
+"""Runs a function, eagerly or as a program, and attaches its rule by `jax.custom_jvp` or `jax.custom_vjp`.
 
-A `custom_vjp` has no forward mode, so a `jax.custom_jvp` stands outside of it wherever JAX may differentiate forwards.
+A `custom_vjp` has no forward mode, so a `jax.custom_jvp` serves wherever JAX may differentiate forwards.
 Its derivative is a linear map whose transpose is the rule (`rule_primitives`). In reverse mode JAX transposes that map
 and so calls the rule.
 """
@@ -22,7 +22,8 @@ from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax import linear, rule_primitives
-from keras_cg.backends.jax.names import is_at_one_level, is_only_mapped, is_reversed, is_staging
+from keras_cg.backends.jax.closed import is_closed
+from keras_cg.backends.jax.names import is_at_one_level, is_differentiated, is_only_mapped, is_reversed, is_staging
 from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine import messages
@@ -48,6 +49,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
+        # JAX differentiates at once, and so runs the function once, here and now.
+        if is_staging() and fun.is_ordinary and any(map(is_differentiated, tensors)) and is_closed(fun.user):
+            return _direct(fun, tensors)
         return _staged(fun, tensors, is_late=_is_late(fun))
     if not any(map(is_traced, fun.closed_over())):
         if all(map(is_only_mapped, tensors)):
@@ -227,12 +231,7 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
     rule, error = program.rule, program.error
     captured = program.captured() if is_late or program.refusal is not None else []
     if captured:
-        refusal = program.refusal or messages.unserved_variables("jax", "its rule calls it again, or its like.", fun)
-        names = fun.names(captured, [CAPTURED] * len(captured))
-        refusals = [
-            messages.argument_also_captured(fun.name, [value], tensors) or _named(refusal, name)
-            for value, name in zip(captured, names, strict=True)
-        ]
+        refusals = _refusals(fun, tensors, captured, program.refusal)
         hoisted |= {id(value): _guarded(value, each) for value, each in zip(captured, refusals, strict=True)}
         # Another run would not get what was captured.
         error = refusals[0] if is_late else error
@@ -365,11 +364,17 @@ def _copied(error: Exception) -> Exception:
     return other
 
 
-def _named(refusal: Exception, name: str) -> Exception:
-    """Returns a refusal with the user's name for the captured value."""
-    error = copy.copy(refusal)
-    error.args = (str(refusal).replace(CAPTURED, name),)
-    return error
+def _refusals(
+    fun: Function, tensors: Sequence[Any], captured: Sequence[Any], refusal: Exception | None
+) -> list[Exception]:
+    """Returns for each captured value why it cannot be differentiated, with the user's name for it."""
+    refusal = refusal or messages.unserved_variables("jax", "its rule calls it again, or its like.", fun)
+    refusals = []
+    for value, name in zip(captured, fun.names(captured, [CAPTURED] * len(captured)), strict=True):
+        error = copy.copy(refusal)
+        error.args = (str(refusal).replace(CAPTURED, name),)
+        refusals.append(messages.argument_also_captured(fun.name, [value], tensors) or error)
+    return refusals
 
 
 def _guarded(value: Any, refusal: Exception) -> Any:

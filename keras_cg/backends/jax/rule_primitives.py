@@ -82,7 +82,7 @@ class Rule:
             pairs = zip(batch([*values], [*cotangents]), args, strict=True)
             return [namespace.sum(grad, 0) if grad is not None and place is None else grad for grad, place in pairs]
 
-        def apart(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        def divided(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
             zeros = [*map(namespace.zeros_like, cotangents)]
             both = [*zip(cotangents, zeros, shared, strict=True)]
             gradients = summed(values, [zero if is_shared else each for each, zero, is_shared in both])
@@ -92,7 +92,7 @@ class Rule:
                 for grad, other, place in zip(gradients, others, args, strict=True)
             ]
 
-        fun = apart if any(shared) else summed
+        fun = divided if any(shared) else summed
         return Rule(self.name, fun, self.has_gradient, self.program, self.places)
 
     def split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
