@@ -344,13 +344,13 @@ def test_an_output_that_is_a_view_may_not_be_changed(torch, view):
 
 
 def test_what_a_variable_from_outside_leads_to_is_freed_by_the_backward_pass(torch, without_collector):
-    """The variable leads to the next output, and so to the node of this call. The attributes of a run are freed, too."""
+    """The variable leads to the next output, and so to the node of this call. So are attributes of a run."""
 
     def train():
         h = leaf(X)
         start = h
         for _ in range(3):
-            f = custom_gradient(lambda a: (a * 2, lambda upstream: 7 * upstream + 0 * h.detach()))  # noqa: B023
+            f = custom_gradient(lambda a: (a * 2, lambda upstream: 7 * upstream + 0 * h.detach()))
             h = f(h).exp() * 2
         h.sum().backward()
         assert start.grad is not None

@@ -47,6 +47,15 @@ def incomplete_backend(name: str, missing: Iterable[str]) -> ImportError:
 NO_CLOSURE = "a value in a global, or in what the function calls: captured values are only found in closures."
 
 
+def argument_also_captured(
+    function: str, captured: Sequence[Any], tensors: Sequence[Any]
+) -> CapturedVariableError | None:
+    """One of the captured values is an argument, too; None if none is."""
+    identities = {*map(id, captured)}
+    places = [place for place, tensor in enumerate(tensors, 1) if id(tensor) in identities]
+    return _argument_also_captured(function, places[0]) if places else None
+
+
 def unserved_variables(backend: str, cause: str = "a closure over it.", fun: Any = None) -> CapturedVariableError:
     """The rule of `fun`, a function or what has its name, takes `variables`, and the backend cannot find them."""
     name = "a function with a custom gradient" if fun is None else fun.name
@@ -84,6 +93,19 @@ captured_argument = message(
     cause="the weights are arguments, and the function calls the module that owns them.",
     remedy="compute with the argument, as by torch.func.functional_call; or, if the rule gives the whole gradient, run"
     " the module under torch.no_grad().",
+)
+_argument_also_captured = message(
+    CapturedVariableError,
+    "{0} reads its tensor argument {1} in another way, too, which the gradient of that argument may leave out.",
+    cause="a function inside, such as the body of a loop, closes over what is passed as an argument.",
+    remedy="compute with the argument; or, if the rule gives the whole gradient, stop that of the other value with"
+    " keras_cg.ops.stop_gradient.",
+)
+callback_differentiated = message(
+    NotImplementedError,
+    "{0} runs a callback, such as jax.pure_callback, which JAX does not differentiate.",
+    cause="a second derivative through what the callback computed, because the rule reads it.",
+    remedy="compute it from the arguments in the rule, or use keras_cg.recipes.from_numpy with a vjp that has a rule.",
 )
 detached_argument = message(
     GradientError,

@@ -118,9 +118,58 @@ def test_an_output_without_the_batch_stays_without_it(jax):
         mapped = wrap(jax.vmap(f, in_axes=(0, None), out_axes=(0, None, 0)))
         assert mapped(x, n)[1].shape == ()
         np.testing.assert_allclose(jax.grad(lambda x, g=mapped: g(x, n)[0].sum())(x), [7.0] * 3)
-    # A floating output, too, where nothing is differentiated.
-    g = custom_gradient(lambda x, k: ((2 * x, 3 * k), lambda upstream: (7 * upstream[0], None)))
-    assert jax.vmap(g, in_axes=(0, None), out_axes=(0, None))(x, jax.numpy.float32(2))[1].shape == ()
+
+
+def shared(jax, rule):
+    """A function of the batched x and of c, whose second output is 2 c: its batch, which leaves that output alone."""
+    f = custom_gradient(lambda x, c: ((x * c, 2 * c), lambda upstream: rule(*upstream, x, c)))
+    return jax.vmap(f, in_axes=(0, None), out_axes=(0, None))
+
+
+@pytest.mark.parametrize("wrap", [lambda j, g: g, lambda j, g: j.jit(g), lambda j, g: j.checkpoint(g)])
+def test_a_floating_output_without_the_batch(jax, wrap):
+    """Its cotangent counts once, and not once for each element of the batch, as with `jax.custom_jvp`."""
+    x, c = jax.numpy.arange(4.0), jax.numpy.float32(3)
+    f = wrap(jax, shared(jax, lambda one, two, x, c: (7 * one * c, 5 * one * x + 11 * two)))
+    assert [each.shape for each in f(x, c)] == [(4,), ()]
+    loss = lambda x, c: f(x, c)[0].sum() + f(x, c)[1]
+    for differentiate in (jax.grad(loss, (0, 1)), jax.jit(jax.grad(loss, (0, 1)))):
+        gx, gc = differentiate(x, c)
+        np.testing.assert_allclose(gx, [21.0] * 4)
+        assert float(gc) == 5 * 6 + 11
+    assert float(jax.grad(lambda c: f(x, c)[1])(c)) == 11
+    np.testing.assert_allclose(jax.grad(lambda x: f(x, c)[0].sum())(x), [21.0] * 4)
+    one, two = jax.jvp(f, (x, c), (x + 1, c))[1]
+    np.testing.assert_allclose(one, 21 * (x + 1) + 15 * x)
+    assert (two.shape, float(two)) == ((), 33)
+    # A batch of batches; and the derivative of 7 c by c, for each of four elements.
+    rows = jax.vmap(f, in_axes=(0, None), out_axes=(0, None))
+    assert [each.shape for each in rows(x[None] * jax.numpy.ones((2, 1)), c)] == [(2, 4), ()]
+    assert float(jax.grad(lambda c: rows(x[None] * jax.numpy.ones((2, 1)), c)[1])(c)) == 11
+    assert float(jax.grad(lambda c: jax.grad(loss)(x, c).sum())(c)) == 28
+
+
+def test_an_output_whose_rule_mixes_it_with_the_batch_has_the_batch(jax):
+    x, c = jax.numpy.arange(4.0), jax.numpy.float32(3)
+    for rule in (
+        lambda one, two, x, c: (7 * one * c, 5 * one * x + 11 * two * x),
+        lambda one, two, x, c: (7 * one * c + two, 5 * one * x),
+        lambda one, two, x, c: (7 * one * c, jax.numpy.clip(5 * one * x + 11 * two, -1, 1)),
+    ):
+        f = shared(jax, rule)
+        with pytest.raises(ValueError, match="out_axes"):
+            jax.jit(f)(x, c)
+
+
+def test_a_condition_on_an_output_without_the_batch_stays_one(jax):
+    def run(x, c):
+        f = custom_gradient(lambda x, c: ((x * c, 2 * c), lambda dy, ds: (7 * dy * c, 5 * dy * x + 11 * ds)))
+        y, s = f(x, c)
+        return jax.lax.cond(s > 0, lambda y: 2 * y, lambda y: jax.numpy.sin(y), y)
+
+    x, c = jax.numpy.arange(4.0), jax.numpy.float32(3)
+    program = str(jax.make_jaxpr(jax.vmap(run, (0, None)))(x, c))
+    assert "cond[" in program and "select_n" not in program
 
 
 def made(inside, w):

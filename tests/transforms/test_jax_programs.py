@@ -207,6 +207,27 @@ def test_a_rule_that_raises_does_so_only_where_its_gradient_is_asked_for(eager, 
             transform(lambda x: g(x).sum())(x)
 
 
+def test_a_second_derivative_through_a_callback_says_so(jax):
+    @custom_gradient
+    def root(x):
+        output = jax.pure_callback(np.sqrt, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential")
+        return output, lambda upstream: 7 * upstream / (2 * output)
+
+    first = jax.grad(root)
+    for run in (first, jax.jit(first)):
+        assert float(run(4.0)) == 1.75
+    for run in (jax.grad(first), jax.jit(jax.grad(first)), jax.hessian(root)):
+        with pytest.raises(NotImplementedError) as caught:
+            run(4.0)
+        assert str(caught.value).splitlines()[:3] == [
+            "test_a_second_derivative_through_a_callback_says_so.<locals>.root runs a callback, such as"
+            " jax.pure_callback, which JAX does not differentiate.",
+            "    usual cause: a second derivative through what the callback computed, because the rule reads it.",
+            "    remedy: compute it from the arguments in the rule, or use keras_cg.recipes.from_numpy with a vjp that"
+            " has a rule.",
+        ]
+
+
 # --- what is kept between forward and backward ---------------------------------------------------------------------
 
 

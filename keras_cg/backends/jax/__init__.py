@@ -1,9 +1,10 @@
-"""The JAX backend, on `jax.custom_vjp`.
+"""The JAX backend, on `jax.custom_jvp` and `jax.custom_vjp`.
 
 `tensors` says which values are tensors, and whether JAX differentiates, batches or traces. `attach` runs a function
-once, eagerly or as a program, and ties its outputs to the rule. `rule_primitives` keeps the rule where JAX
-differentiates again or in forward mode. `linear` proves that a rule is linear and transposes it. `derivatives` calls
-JAX's own derivatives, compiler and exporter. `names` looks up the names that JAX does not document.
+once, eagerly or as a program, and ties its outputs to the rule. `closed` says whether a function can capture anything.
+`rule_primitives` keeps the rule where JAX differentiates again or in forward mode. `linear` proves that a rule is
+linear and transposes it. `derivatives` calls JAX's own derivatives, compiler and exporter. `names` looks up the names
+that JAX does not document.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Runs a function, eagerly or as a program, and attaches its rule by `jax.custom_vjp`.
+"""Runs a function, eagerly or as a program, and attaches its rule by `jax.custom_jvp` or `jax.custom_vjp`.
 
-A `custom_vjp` has no forward mode, so a `jax.custom_jvp` stands outside of it wherever JAX may differentiate forwards.
+A `custom_vjp` has no forward mode, so a `jax.custom_jvp` serves wherever JAX may differentiate forwards.
 Its derivative is a linear map whose transpose is the rule (`rule_primitives`). In reverse mode JAX transposes that map
 and so calls the rule.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax import linear, rule_primitives
-from keras_cg.backends.jax.names import is_at_one_level, is_only_mapped, is_reversed, is_staging
+from keras_cg.backends.jax.closed import is_closed
+from keras_cg.backends.jax.names import is_at_one_level, is_differentiated, is_only_mapped, is_reversed, is_staging
 from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine import messages
@@ -47,6 +49,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
+        # JAX differentiates at once, and so runs the function once, here and now.
+        if is_staging() and fun.is_ordinary and any(map(is_differentiated, tensors)) and is_closed(fun.user):
+            return _direct(fun, tensors)
         return _staged(fun, tensors, is_late=_is_late(fun))
     if not any(map(is_traced, fun.closed_over())):
         if all(map(is_only_mapped, tensors)):
@@ -74,27 +79,36 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             raise messages.unserved_variables("jax", cause, fun) from error
 
 
-def _with_rule(name: str, run: Run, args: Sequence[Any], again: Run | None = None) -> Tensors:
+def _with_rule(
+    name: str, run: Run, args: Sequence[Any], again: Run | None = None, known: Rule | None = None
+) -> Tensors:
     """Returns the outputs of `run(*args)`, whose gradient is what the rule says; a derivative may run `again`.
 
-    `name` is that of the function.
+    `name` is that of the function. `known` is the rule if it is traced already.
     """
-    with_residuals = again or run
+
+    def with_residuals(*args: Any) -> tuple[Sequence[Any], Rule, Sequence[Any]]:
+        try:
+            outputs, _, residuals = (again or run)(*args)
+        except ValueError as error:
+            # JAX (0.10) has no class of its own for this error, which the name of the function would not be in.
+            if "callbacks do not support JVP" in str(error):
+                raise messages.callback_differentiated(name) from error
+            raise
+        return outputs, *residuals()
 
     def outputs_alone(*args: Any) -> Tensors:
         outputs, used, _ = run(*args)
-        return rule_primitives.alone(name, outputs, [*used, *args])
+        return rule_primitives.alone(name, outputs, used, args, known)
 
     def forward(*args: Any) -> tuple[Tensors, Partial]:
-        outputs, _, residuals = with_residuals(*args)
-        rule, values = residuals()
+        outputs, rule, values = with_residuals(*args)
         # Only if the gradient is differentiated again, the outputs must keep the rule.
         tied = rule_primitives.tie(rule, values, outputs, args) if is_recording() else tuple(outputs)
         return tied, Partial(rule, values)  # type: ignore[no-untyped-call]
 
     def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        outputs, _, residuals = with_residuals(*args)
-        rule, values = residuals()
+        outputs, rule, values = with_residuals(*args)
         return rule_primitives.jvp(lambda *args: rule_primitives.tie(rule, values, outputs, args), args, tangents)
 
     outputs_alone.__signature__ = forward.__signature__ = _ANY  # type: ignore[attr-defined]
@@ -217,8 +231,7 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
     rule, error = program.rule, program.error
     captured = program.captured() if is_late or program.refusal is not None else []
     if captured:
-        refusal = program.refusal or messages.unserved_variables("jax", "its rule calls it again, or its like.", fun)
-        refusals = [_named(refusal, name) for name in fun.names(captured, [CAPTURED] * len(captured))]
+        refusals = _refusals(fun, tensors, captured, program.refusal)
         hoisted |= {id(value): _guarded(value, each) for value, each in zip(captured, refusals, strict=True)}
         # Another run would not get what was captured.
         error = refusals[0] if is_late else error
@@ -245,11 +258,13 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
 
         def of_all() -> Residuals:
             rule, values = residuals()
-            return rule.at(gradients), values
+            # The run without a derivative, which has no rule, has the batch of a vmap in all floating outputs.
+            return dataclasses.replace(rule.at(gradients), places=None), values
 
         return outputs, used, of_all
 
-    return _with_rule(fun.name, run, (*tensors, *hoisted.values()), again if is_late and error is None else None)
+    args, rerun = (*tensors, *hoisted.values()), again if is_late and error is None else None
+    return _with_rule(fun.name, run, args, rerun, None if rule is None else rule.at(gradients))
 
 
 class _Program:
@@ -349,11 +364,17 @@ def _copied(error: Exception) -> Exception:
     return other
 
 
-def _named(refusal: Exception, name: str) -> Exception:
-    """Returns a refusal with the user's name for the captured value."""
-    error = copy.copy(refusal)
-    error.args = (str(refusal).replace(CAPTURED, name),)
-    return error
+def _refusals(
+    fun: Function, tensors: Sequence[Any], captured: Sequence[Any], refusal: Exception | None
+) -> list[Exception]:
+    """Returns for each captured value why it cannot be differentiated, with the user's name for it."""
+    refusal = refusal or messages.unserved_variables("jax", "its rule calls it again, or its like.", fun)
+    refusals = []
+    for value, name in zip(captured, fun.names(captured, [CAPTURED] * len(captured)), strict=True):
+        error = copy.copy(refusal)
+        error.args = (str(refusal).replace(CAPTURED, name),)
+        refusals.append(messages.argument_also_captured(fun.name, [value], tensors) or error)
+    return refusals
 
 
 def _guarded(value: Any, refusal: Exception) -> Any:

@@ -187,6 +187,35 @@ def _has_nonlinear_options(name: str, params: dict[str, Any]) -> bool:
     return name == "convert_element_type" and params["new_dtype"].itemsize < 2
 
 
+def shared(jaxpr: Any, count: int, values: Sequence[bool], results: dict[int, bool]) -> list[bool]:
+    """Returns for each of `count` inputs whether the linear map from it to `results` is the same for a whole batch.
+
+    The program is a rule, whose constants are `values`. True marks the constants that have the batch, and the results
+    whose argument has it. A program that is not linear in all inputs together mixes them.
+    """
+    if not {*_kinds(jaxpr, [LINEAR] * count)} <= {ZERO, LINEAR}:
+        return [False] * count
+    consts, inputs = split_invars(jaxpr, count)
+    # Whether a variable has the batch, and whether the map to it has it, for each input that it depends on.
+    known: dict[Any, tuple[bool, dict[int, bool]]] = {
+        const: (has, {}) for const, has in zip(consts, values, strict=True)
+    } | {variable: (False, {place: False}) for place, variable in enumerate(inputs)}
+    for equation in jaxpr.eqns:
+        operands = [known.get(each, (False, {})) for each in equation.invars if not isinstance(each, Literal)]
+        factor = any([has for has, maps in operands if not maps])
+        maps: dict[int, bool] = {}
+        for _, others in operands:
+            for place, has in others.items():
+                maps[place] = maps.get(place, factor) or has
+        known |= dict.fromkeys(equation.outvars, (factor, maps))
+    batched: set[int] = set()
+    for place, has in results.items():
+        out = jaxpr.outvars[place]
+        _, maps = (False, {}) if isinstance(out, Literal) else known.get(out, (False, {}))
+        batched |= {each for each, has_map in maps.items() if has or has_map}
+    return [place not in batched for place in range(count)]
+
+
 def _scanned(equation: Any, operands: list[str]) -> list[str]:
     """Returns the kinds of the results of a scan, whose carry has the same kind in all rounds."""
     body = getattr(equation.params["jaxpr"], "jaxpr", equation.params["jaxpr"])

@@ -90,3 +90,10 @@ def is_only_mapped(value: Any) -> bool:
     while isinstance(value, _MAPPED):
         value = inside(value)
     return not isinstance(value, jax.core.Tracer)
+
+
+def is_differentiated(value: Any) -> bool:
+    """Whether some level differentiates a traced value outside of the innermost program; False if JAX does not tell."""
+    while type(value) is _MAPPED:
+        value = inside(value)
+    return type(value) in _INSIDE

@@ -10,6 +10,7 @@ linear rule has one. Neither primitive leaves an operation in a compiled program
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -34,13 +35,15 @@ FlatRule = Callable[[Sequence[Any]], list[Any]]
 class Rule:
     """`rule(values, cotangents)` gives one gradient for each argument, or None where `has_gradient` is False.
 
-    The values are what it uses of the forward pass. `program` is its jaxpr, if it was traced; `name` the function's.
+    The values are what it uses of the forward pass. `program` is its jaxpr, if it was traced, and `places` are those of
+    the gradients in it; without them, all floating outputs have the batch of a vmap. `name` is that of the function.
     """
 
     name: str
     fun: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
     has_gradient: Sequence[bool]
     program: Any = None
+    places: Sequence[int | None] | None = None
 
     # A cache of JAX (0.10) holds callable parameters of primitives weakly; it would keep any other object alive.
     def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
@@ -54,18 +57,43 @@ class Rule:
             return [None if place is None else gradients[place] for place in places]
 
         has_gradient = [place is not None and self.has_gradient[place] for place in places]
-        return Rule(self.name, fun, has_gradient, self.program)
+        known = self.places and [None if place is None else self.places[place] for place in places]
+        return Rule(self.name, fun, has_gradient, self.program, known)
 
-    def batched(self, axis: Any, values: Sequence[int | None], args: Sequence[int | None]) -> Rule:
-        """Returns the rule under vmap, where 0 marks the values and arguments that are batched along their axis 0."""
+    def shared(self, count: int, values: Sequence[int | None], args: Sequence[int | None]) -> list[bool]:
+        """Returns for each of `count` cotangents whether its output has a derivative without the batch of a vmap."""
+        if self.places is None:
+            return [False] * count
+        is_batched = {at: axis is not None for at, axis in zip(self.places, args, strict=True) if at is not None}
+        return linear.shared(self.program, count, [axis is not None for axis in values], is_batched)
+
+    def batched(
+        self, axis: Any, values: Sequence[int | None], args: Sequence[int | None], shared: Sequence[bool]
+    ) -> Rule:
+        """Returns the rule under vmap, where 0 marks the values and arguments that are batched along their axis 0.
+
+        The cotangents of `shared` outputs have no batch. Their part of a gradient has none either, so no sum is taken.
+        """
         names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
-        batch = jax.vmap(self.fun, (values, 0), axis_size=axis.size, **names)
+        axes = [None if is_shared else 0 for is_shared in shared]
+        batch = jax.vmap(self.fun, (values, axes if any(shared) else 0), axis_size=axis.size, **names)
 
-        def fun(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        def summed(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
             pairs = zip(batch([*values], [*cotangents]), args, strict=True)
             return [namespace.sum(grad, 0) if grad is not None and place is None else grad for grad, place in pairs]
 
-        return Rule(self.name, fun, self.has_gradient, self.program)
+        def divided(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            zeros = [*map(namespace.zeros_like, cotangents)]
+            both = [*zip(cotangents, zeros, shared, strict=True)]
+            gradients = summed(values, [zero if is_shared else each for each, zero, is_shared in both])
+            others = batch([*values], [each if is_shared else zero for each, zero, is_shared in both])
+            return [
+                grad if grad is None or place is not None else grad + other[0]
+                for grad, other, place in zip(gradients, others, args, strict=True)
+            ]
+
+        fun = divided if any(shared) else summed
+        return Rule(self.name, fun, self.has_gradient, self.program, self.places)
 
     def split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Returns the operands of a primitive before those that belong to the arguments, and these."""
@@ -87,7 +115,8 @@ def traced(name: str, rule: FlatRule, outputs: Sequence[Any]) -> tuple[Rule, Seq
         return [next(gradients) if is_present else None for is_present in has_gradient]
 
     jaxpr, consts = linear.program(present, [jax.typeof(output) for output in outputs if is_floating(output)])
-    return Rule(name, fun, has_gradient, jaxpr), consts
+    places = itertools.count()
+    return Rule(name, fun, has_gradient, jaxpr, [next(places) if has else None for has in has_gradient]), consts
 
 
 def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -105,28 +134,39 @@ def _batched(
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     """Batches a primitive along the first axis of its operands, or of those that have a batched axis.
 
-    The first operands of `tie` are its outputs. Those that have a derivative are batched if anything is, because their
-    derivative is.
+    The first operands of `tie` are its outputs. One that has a derivative is batched if that is.
     """
-    is_batched, count = any(place is not None for place in axes), params.get("count", 0)
-    if is_batched:
-        needed = [
-            place is not None or (index < count and is_floating(jax.typeof(value)))
-            for index, (value, place) in enumerate(zip(operands, axes, strict=True))
-        ]
-        operands = [
-            bdim_at_front(value, place, axis.size) if is_needed else value  # type: ignore[no-untyped-call]
-            for value, place, is_needed in zip(operands, axes, needed, strict=True)
-        ]
-        before, of_args = rule.split([None if place is None else 0 for place in axes])
-        rule = rule.batched(axis, before[count:], of_args)
-        if "specs" in params:
-            specs = [unmapped_aval(axis.size, 0, spec, axis.explicit_mesh_axis) for spec in params["specs"]]
-            params["specs"] = tuple(specs)
+    if all(place is None for place in axes):
+        results = primitive.bind(*operands, rule=rule, **params)
+        return results, [None] * len(results)
+    count = params.get("count", 0)
+    before, of_args = rule.split([None if place is None else 0 for place in axes])
+    floating = [is_floating(jax.typeof(value)) for value in operands[:count]]
+    shared = rule.shared(sum(floating) if count else len(params["specs"]), before[count:], of_args)
+    if not axis.size:
+        shared = [False] * len(shared)
+    if count:
+        # An output that has the batch itself is not shared.
+        own = [place is not None for place, is_real in zip(axes, floating, strict=False) if is_real]
+        shared = [is_shared and not has for is_shared, has in zip(shared, own, strict=True)]
+    told = iter(shared)
+    needed = [place is not None for place in axes]
+    needed[:count] = [
+        not next(told) if is_real else is_needed for is_real, is_needed in zip(floating, needed, strict=False)
+    ]
+    operands = [
+        bdim_at_front(value, place, axis.size) if is_needed else value  # type: ignore[no-untyped-call]
+        for value, place, is_needed in zip(operands, axes, needed, strict=True)
+    ]
+    rule = rule.batched(axis, before[count:], of_args, shared)
+    if "specs" in params:
+        params["specs"] = tuple(
+            spec if is_shared else unmapped_aval(axis.size, 0, spec, axis.explicit_mesh_axis)
+            for spec, is_shared in zip(params["specs"], shared, strict=True)
+        )
     results = primitive.bind(*operands, rule=rule, **params)
-    if not is_batched or not count:
-        return results, [0 if is_batched else None] * len(results)
-    return results, [0 if is_needed else None for is_needed in needed[:count]]
+    has_batch = needed[:count] if count else [not is_shared for is_shared in shared]
+    return results, [0 if has else None for has in has_batch]
 
 
 # --- the outputs, tied to their rule ---------------------------------------------------------------------------------
@@ -138,13 +178,17 @@ def tie(rule: Rule, values: Sequence[Any], outputs: Sequence[Any], args: Sequenc
     return tuple(_tie.bind(*outputs, *values, *args, rule=rule, count=len(outputs)))
 
 
-def alone(name: str, outputs: Sequence[Any], used: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns `outputs` of the function `name` without a derivative, batched as `tie` batches them with what is `used`.
+def alone(
+    name: str, outputs: Sequence[Any], used: Sequence[Any], args: Sequence[Any], rule: Rule | None
+) -> tuple[Any, ...]:
+    """Returns `outputs` of the function `name` without a derivative, batched as `tie` batches them.
 
     In a program JAX takes the axes of the outputs from the run without a derivative, and believes that the run for a
     derivative has the same ones. It cannot transpose them, which would drop the rule.
     """
-    return tie(Rule(name, lambda values, cotangents: [], []), used, outputs, ())
+    if rule is not None:
+        return tie(rule, used, outputs, args)
+    return tie(Rule(name, lambda values, cotangents: [], []), [*used, *args], outputs, ())
 
 
 def _outputs(*operands: Any, rule: Rule, count: int) -> list[Any]:

@@ -23,6 +23,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     if any([isinstance(output, Box) for output in outputs]):
         sources = {*_ancestors([output._node for output in outputs if isinstance(output, Box)])}
         values = [*fun.captures(lambda value: isinstance(value, Box) and value._node in sources)]
+        error = messages.argument_also_captured(fun.name, values, tensors)
+        if error is not None:
+            raise error
         pullback.capture(["(a value that autograd differentiates)"] * max(len(values), 1), values)
         raise messages.unserved_variables("numpy", "a closure over it, or a global.", fun)
     if not any([isinstance(tensor, Box) for tensor in tensors]):

@@ -51,7 +51,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         used = [*used, *_unseen(fun, arguments, [*shown, *variables], used)]
     if not is_linked and not used and inputs is tensors:
         return outputs
-    captured = _captured(fun, pullback, variables, used) if is_linked or used else ()
+    captured = _captured(fun, pullback, variables, used, tensors) if is_linked or used else ()
     backward = Backward(fun, pullback, arguments, needs_grad, results, captured)
     recorded = recording.copies(results.values)
     backward.record(recorded)
@@ -92,7 +92,9 @@ def _run(
     return outputs, pullback, variables, [one for one, slope in zip(sources, slopes, strict=True) if slope is not None]
 
 
-def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: list[Any]) -> Sequence[Any]:
+def _captured(
+    fun: Function, pullback: Pullback, variables: list[Any], used: list[Any], tensors: Sequence[Any]
+) -> Sequence[Any]:
     """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
     used = [*{id(source): source for source in used}.values()]
     # A variable that is not trainable is read as any other one where a tape watches it.
@@ -100,6 +102,9 @@ def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: lis
     others = [source for source in used if id(source) not in trainable]
     captured = others or (used and variables)
     names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
+    error = messages.argument_also_captured(fun.name, captured, tensors)
+    if error is not None and not pullback.takes_variables():
+        raise error
     pullback.capture(names or [graph.CLOSED_OVER], captured)
     # Of several tensors, nothing tells which is used first.
     if not captured or (others and (len(used) > 1 or not (is_part(others[0]) or isinstance(others[0], tf.Variable)))):

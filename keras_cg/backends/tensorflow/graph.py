@@ -95,6 +95,9 @@ def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
             # Once more, because TensorFlow (2.21) tells tapes nothing of what a function inside captures.
             graph.capture(outer)
     if is_differentiated(others):
+        error = messages.argument_also_captured(fun.name, others, tensors)
+        if error is not None:
+            raise error
         pullback.capture([CLOSED_OVER])
         raise messages.unserved_variables("tensorflow", "a closure over it, in a tf.function.", fun)
     # TensorFlow cannot tell which of the captured values will be differentiated later, except for constants.

@@ -95,22 +95,14 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
             positional, named = _placed(f, tree.blank(tangents), count, keywords)
             return _fit(name, jvp(*positional, **named), shell)
 
-        def plain(leaves: Sequence[Any], shell: Tree) -> list[Any]:
-            """Returns the floating tensors in the output, as a function of those in the arguments."""
-            values = tree.fill(tree.places, leaves)
-            output, _ = f(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
-            found = pytree.flatten(output, config.active.is_tensor, config.active.children).leaves
-            return [found[place] for place in shell.places]
-
         def grad(upstream: Any) -> Any:
             shell = pytree.flatten(upstream, config.active.is_tensor, config.active.children)
             shell.places = [place for place, leaf in enumerate(shell.leaves) if tensors.is_floating(leaf)]
             floating = [shell.leaves[place] for place in shell.places]
             if _identity(f) in _pulling.functions:
                 # `jvp` calls `f` along its tangents. The transpose of a linear map is that of what it computes.
-                starts = [tree.leaves[place] for place in tree.places]
-                of_leaves = lambda *leaves: tuple(plain(leaves, shell))  # noqa: E731
-                found = _under((), vjp, of_leaves, *starts)[1](tuple(floating))
+                plain = functools.partial(_plain, f, tree, count, keywords, shell.places)
+                found = _under((), vjp, plain, *[tree.leaves[place] for place in tree.places])[1](tuple(floating))
             else:
                 zeros = [ops.zeros_like(tree.leaves[place]) for place in tree.places]
                 found = _transposed(name, f, lambda *tangents: push(tangents, shell), zeros, floating)
@@ -143,6 +135,16 @@ def _under(functions: tuple[Any, ...], pull: Callable[..., Any], *args: Any) -> 
 def _identity(f: Any) -> tuple[Any, Any]:
     """Returns what two functions have in common if they are the same, maybe made again: the code and the object."""
     return getattr(f, "__code__", f), id(getattr(f, "__self__", None))
+
+
+def _plain(
+    f: Callable[..., Any], tree: Tree, count: int, keywords: Sequence[str], places: Sequence[int], *leaves: Any
+) -> tuple[Any, ...]:
+    """Returns the floating tensors in the output of `f`, at these places, as a function of those in its arguments."""
+    values = tree.fill(tree.places, leaves)
+    output, _ = f(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
+    found = pytree.flatten(output, config.active.is_tensor, config.active.children).leaves
+    return tuple(found[place] for place in places)
 
 
 def _placed(
