@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from keras_cg.engine.functions import ATOMS, Decorated, references
+from keras_cg.engine.functions import ATOMS, Decorated
+from keras_cg.engine.references import parts
 
 _PACKAGES = frozenset(["jax", "jaxlib", "keras_cg", "math"])
 
@@ -39,7 +40,7 @@ def is_closed(fun: Any) -> bool:
             names = _names(value.__code__)
             if names is None:
                 return False
-            waiting += [*references(value), *[value.__globals__[name] for name in names if name in value.__globals__]]
+            waiting += [*parts(value).values(), *[value.__globals__[name] for name in names if name in value.__globals__]]
         else:
             return False
     return True
