@@ -40,7 +40,10 @@ def is_closed(fun: Any) -> bool:
             names = _names(value.__code__)
             if names is None:
                 return False
-            waiting += [*parts(value).values(), *[value.__globals__[name] for name in names if name in value.__globals__]]
+            waiting += [
+                *parts(value).values(),
+                *[value.__globals__[name] for name in names if name in value.__globals__],
+            ]
         else:
             return False
     return True
