@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from keras_cg.engine.functions import ATOMS, Decorated, references
+from keras_cg.engine.functions import ATOMS, Decorated, is_bound
 
 _PACKAGES = frozenset(["jax", "jaxlib", "keras_cg", "math"])
 
@@ -39,7 +39,9 @@ def is_closed(fun: Any) -> bool:
             names = _names(value.__code__)
             if names is None:
                 return False
-            waiting += [*references(value), *[value.__globals__[name] for name in names if name in value.__globals__]]
+            waiting += [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
+            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            waiting += [value.__globals__[name] for name in names if name in value.__globals__]
         else:
             return False
     return True
