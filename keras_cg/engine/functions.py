@@ -109,12 +109,12 @@ def is_closed(fun: FunctionType) -> bool:
     if known.is_closed is None:
         known.is_closed = True  # for a function that leads to itself
         found = [fun.__globals__[name] for name in known.named if name in fun.__globals__]
-        known.is_closed = all(map(_keeps_nothing, found))
+        known.is_closed = all(map(keeps_nothing, found))
     return known.is_closed
 
 
-def _keeps_nothing(value: Any) -> bool:
-    """Whether a global is a module, a class or a function that keeps nothing."""
+def keeps_nothing(value: Any) -> bool:
+    """Whether a value is a module, a class or a function that keeps nothing."""
     if isinstance(value, ModuleType):
         return is_stable(value.__name__)
     if isinstance(value, (FunctionType, type, Decorated, BuiltinFunctionType)):

@@ -29,6 +29,7 @@ from keras_cg.engine.functions import (
     innermost,
     is_closed,
     is_stable,
+    keeps_nothing,
     known_facts,
 )
 from keras_cg.engine.references import MISSING, TABLES, dict_of, near, slot_of, slots
@@ -177,7 +178,7 @@ def _is_data(value: Any) -> bool:
     """Whether a part of a rule can be compared, and leads to nothing that a run could change."""
     if type(value) is FunctionType:
         return not value.__dict__ and is_closed(value)
-    return kind_of(value) == _DATA
+    return kind_of(value) == _DATA or keeps_nothing(value)
 
 
 # The turns that are taken now, in the order in which they began.
