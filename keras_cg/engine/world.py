@@ -178,6 +178,8 @@ def _is_data(value: Any) -> bool:
     """Whether a part of a rule can be compared, and leads to nothing that a run could change."""
     if type(value) is FunctionType:
         return not value.__dict__ and is_closed(value)
+    if type(value) is tuple:  # unlike a list, which a run may have changed
+        return all(map(_is_data, value))
     return kind_of(value) == _DATA or keeps_nothing(value)
 
 
