@@ -34,6 +34,7 @@ class Facts:
         own: Those of them that it assigns itself, and no function inside of it.
         named: The names of globals that it reads.
         asks: The names whose `requires_grad` it reads.
+        sets: The attributes that it sets itself, and those that a run of it was seen to set.
         is_closed: Whether it reads nothing that changes, once `is_closed` has looked.
         changes: Whether it seems to set something outside of itself.
         style: How a rule of this code is called, once `conventions.style` has read it.
@@ -59,6 +60,7 @@ class Facts:
         ops, names = {step.opname for step in steps}, {*code.co_names}
         is_writing = not ops.isdisjoint(_WRITES) or any([name in _MUTATORS or name[-1:] == "_" != name[-2:-1] for name in names])
         self.changes: bool = is_writing or bool(self.assigned) or any([each.changes for each in inner])
+        self.sets = {str(step.argval) for step in steps if step.opname == "STORE_ATTR"}
         self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
 
 

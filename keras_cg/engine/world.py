@@ -14,10 +14,12 @@ they were. Nothing is copied, and nothing is done where nothing differs.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from keras_cg.engine.functions import (
@@ -64,16 +66,18 @@ class World:
         left: Each place with what the run left there, which its rule must find.
         named: What the run set, under its name.
         tables: Where the run may set attributes.
+        known: The places that an earlier run of the same call has set. They count, also where this one sets the same.
         cells: The variables from outside that the function can read, by identity; None for one that is state.
         frame: What the code of the function says.
     """
 
-    __slots__ = "cells", "found", "frame", "left", "named", "tables"
+    __slots__ = "cells", "found", "frame", "known", "left", "named", "tables"
 
     def __init__(self, user: Any, static: Sequence[Any] = ()):
         self.found: list[Entry] = []
         self.left: list[Entry] = []
         self.named: list[tuple[str, Any]] = []
+        self.known: set[tuple[int, Any]] = set()
         self.tables: list[Table] = []
         fun = innermost(user)
         self.frame = None if fun is None else facts(fun.__code__)
@@ -94,15 +98,19 @@ class World:
 
     def close(self, rule: Any, frame: Facts | None) -> World | None:
         """Notes how the run left the world; returns None if there is nothing to put back, now or after another run."""
-        noted = set()
+        noted, sets = set(), set() if self.frame is None else self.frame.sets
         for holder, keys, before, kind, is_whole in self.tables:
             now = contents(holder, keys)
-            if not is_whole and len(now) == len(before) and _are_same(now, before):
+            if not is_whole and not sets and not self.known and len(now) == len(before) and _are_same(now, before):
                 continue
             for key in {**before, **now}:
                 old, new = before.get(key, MISSING), now.get(key, MISSING)
+                name = getattr(key, "__name__", key)
+                # The code does not tell an attribute of a class from one of an object.
+                place = name if kind is not None else f"class.{name}"
                 if old is not new:
-                    name = getattr(key, "__name__", key)
+                    sets.add(place)
+                if old is not new or place in sets or (id(holder), key) in self.known:
                     self.named.append((name if type(holder) is CellType else f"self.{name}", new))
                 elif not is_whole:
                     continue
@@ -130,12 +138,15 @@ class World:
         with _Turn(self.left):
             return fun(*args)
 
-    def again(self, fun: Callable[..., Any], *args: Any) -> Any:
-        """Calls the function of the run in the world that the run found, and brings back what is there now."""
+    def again(self, call: Any, *args: Any) -> Any:
+        """Runs the function of a `Call` in the world that the run found, and brings back what is there now."""
         with _Turn(self.found, self.tables):
+            if self.tables and not call.is_traced:
+                call.at_hand()
+                call.opened.known = {(id(holder), key) for holder, key, _ in self.found}
             before = [(table, dict(contents(table.holder, table.keys))) for table in self.tables]
             try:
-                return fun(*args)
+                return call(*args)
             finally:
                 for (holder, keys, *_), known in before:
                     for key in {**contents(holder, keys), **known}:
@@ -245,7 +256,7 @@ def read(holder: Any, key: Any) -> Any:
             return holder.cell_contents
         except ValueError:
             return MISSING
-    return vars(holder).get(key, MISSING) if type(key) is str else slot_of(key, holder)
+    return members_of(holder).get(key, MISSING) if type(key) is str else slot_of(key, holder)
 
 
 def write(holder: Any, key: Any, value: Any) -> None:
@@ -262,10 +273,17 @@ def write(holder: Any, key: Any, value: Any) -> None:
             holder.cell_contents = value
     elif type(key) is not str:
         key.__delete__(holder) if value is MISSING else key.__set__(holder, value)
+    elif isinstance(holder, type):
+        type.__delattr__(holder, key) if value is MISSING else type.__setattr__(holder, key, value)
     elif value is MISSING:
-        type.__delattr__(holder, key)
+        dict.pop(dict_of(holder), key, None)
     else:
-        type.__setattr__(holder, key, value)
+        dict.__setitem__(dict_of(holder), key, value)
+
+
+def members_of(holder: Any) -> Any:
+    """Returns the attributes that a class or an object has itself."""
+    return vars(holder) if isinstance(holder, type) else dict_of(holder)
 
 
 def contents(holder: Any, keys: Sequence[Any]) -> Any:
@@ -273,7 +291,7 @@ def contents(holder: Any, keys: Sequence[Any]) -> Any:
     if type(holder) is dict:
         return holder
     if not keys:
-        return vars(holder)
+        return members_of(holder)
     return {key: value for key in keys if (value := read(holder, key)) is not MISSING}
 
 
@@ -282,9 +300,9 @@ def tables_of(owner: Any) -> list[Table]:
     if isinstance(owner, type):
         return [Table(owner, (), dict(vars(owner)))]
     members, kind, found = dict_of(owner), type(owner), []
-    if not is_stable(kind.__module__) or kind is SimpleNamespace:
-        if type(getattr(owner, "__dict__", None)) is dict:
-            found.append(Table(members, (), dict(members), kind))
+    if not is_stable(kind.__module__) or kind is SimpleNamespace or kind_of(owner) in (_FUNCTION, _CALLER):
+        if hasattr(owner, "__dict__"):
+            found.append(Table(owner, (), dict(members), kind))
         if places := slots(kind):
             found.append(Table(owner, places, contents(owner, places), kind))
     # The parameters and buffers of a module of torch, which `torch.func.functional_call` exchanges for one call.
@@ -314,7 +332,8 @@ def _is_lazy(old: Any, key: Any, kind: type | None) -> bool:
 # function, what calls another one, a container, an object or a class.
 _DATA, _END, _FUNCTION, _CALLER, _CONTAINER, _OBJECT, _CLASS = range(7)
 _kinds: dict[type, int] = {}
-_ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, set, frozenset, bytearray)
+_ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, bytearray)
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque, MappingProxyType)
 # Whether the tensors of a loaded backend include a value. They are ends, too.
 _are_tensors: list[Callable[[Any], bool]] = []
 
@@ -345,10 +364,10 @@ def _kind_of(value: Any, kind: type) -> int:
         return _END if is_stable(kind.__module__) and is_stable(value.__module__) else _CLASS
     if isinstance(value, ATOMS) or any([is_tensor(value) for is_tensor in _are_tensors]):
         return _DATA
+    if isinstance(value, _CONTAINERS):
+        return _CONTAINER
     if isinstance(value, _ENDS):
         return _END
-    if isinstance(value, (list, tuple, dict)):
-        return _CONTAINER
     # Of the objects of frameworks, modules of torch have tables, and our recipes hold functions of the user.
     is_holder = kind is SimpleNamespace or kind.__module__.startswith("keras_cg.")
     return _OBJECT if is_holder or not is_stable(kind.__module__) or TABLES[0] in dict_of(value) else _END
@@ -372,6 +391,8 @@ def reachable(
     state: list[int] = []
     seen: set[int] = set()
     inside: Any = () if frame is None else frame.inner
+    # A function seldom has attributes of its own: it counts if it has one, or if the code of `user` sets some.
+    has_attributes = dict_of if frame is None or not frame.sets else lambda value: type(value) is not MethodType
     # Each with the number of functions on the way: objects and containers are entered behind three of them at most.
     waiting = [(root, 0), *[(each, 1) for each in static]]
     for value, depth in waiting:
@@ -381,6 +402,8 @@ def reachable(
         if kind <= _END or id(value) in seen:
             continue
         seen.add(id(value))
+        if depth < 2 and (kind >= _OBJECT or (kind != _CONTAINER and has_attributes(value))):
+            objects.append(value)
         if kind == _FUNCTION:
             known = facts(value.__code__)
             assigned = known.assigned - known.own if value is user else known.assigned
@@ -395,8 +418,6 @@ def reachable(
         elif kind == _CALLER:
             waiting += [(each, depth) for each in _called(value)]
         elif depth < 4:
-            if depth < 2 and kind != _CONTAINER:
-                objects.append(value)
             waiting += [(each, 4) for each in _functions_in(value, kind)]
     for key in state:
         cells[key] = None
@@ -418,10 +439,11 @@ def _functions_in(value: Any, kind: int) -> list[Any]:
     """Lists the functions that a container or an object has, and those of a class that a function has defined."""
     found: list[Any] = []
     if kind == _CONTAINER:
-        members: Any = value.values() if isinstance(value, dict) else value
+        members: Any = value.values() if isinstance(value, (dict, MappingProxyType)) else value
+        found += [value.default_factory] if isinstance(value, defaultdict) else []
     else:
         members = dict_of(value).values() if kind == _OBJECT else ()
-        made = value if kind == _CLASS else type(value)
-        for each in vars(made).values() if "<locals>" in made.__qualname__ else ():
+        made = [base for base in (value if kind == _CLASS else type(value)).__mro__ if "<locals>" in base.__qualname__]
+        for each in itertools.chain.from_iterable([vars(base).values() for base in made]):
             found.append(each if type(each) is FunctionType else inner(each))
     return found + ([each for each in members if kind_of(each) in (_FUNCTION, _CALLER)] if len(members) <= _LONGEST else [])
