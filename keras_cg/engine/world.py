@@ -110,7 +110,7 @@ class World:
                 place = name if kind is not None else f"class.{name}"
                 if old is not new:
                     sets.add(place)
-                if old is not new or place in sets or (id(holder), key) in self.known:
+                if old is not new or (not is_whole and (place in sets or (id(holder), key) in self.known)):
                     self.named.append((name if type(holder) is CellType else f"self.{name}", new))
                 elif not is_whole:
                     continue
