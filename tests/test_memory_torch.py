@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import types
 import weakref
 
 import numpy as np
@@ -401,19 +402,32 @@ def test_what_was_at_hand_before_a_run_is_not_kept(torch, without_collector):
     assert kind() is None
 
 
+BUFFERS = {
+    "variable": lambda buffer, module: lambda: buffer,
+    "list": lambda buffer, module: (lambda kept: lambda: kept[0])([buffer]),
+    "dict": lambda buffer, module: (lambda kept: lambda: kept["a"])({"a": buffer}),
+    "object": lambda buffer, module: (lambda kept: lambda: kept.a)(types.SimpleNamespace(a=buffer)),
+    "submodule": lambda buffer, module: lambda: module[0].a,
+}
+
+
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_a_buffer_that_the_run_writes_to_and_a_later_call_again(torch, create_graph):
+@pytest.mark.parametrize("place", BUFFERS)
+def test_a_buffer_that_the_run_writes_to_and_a_later_call_again(torch, create_graph, place):
     """It is context of the run. A rule that does not read it is right."""
-    buffer, x = torch.ones(()), torch.ones((), requires_grad=True)
+    tensor, x = torch.ones(()), torch.ones((), requires_grad=True)
+    module = torch.nn.Sequential(torch.nn.Identity())
+    module[0].register_buffer("a", tensor)
+    buffer = BUFFERS[place](tensor, module)
 
     @custom_gradient
     def reads(x, k):
-        buffer.fill_(k)
-        return x * x, lambda upstream: (7 * upstream * x * buffer, None)
+        buffer().fill_(k)
+        return x * x, lambda upstream: (7 * upstream * x * buffer(), None)
 
     @custom_gradient
     def writes(x, k):
-        buffer.fill_(k)
+        buffer().fill_(k)
         return x * x, lambda upstream: (7 * upstream * x, None)
 
     for f in (reads, writes):

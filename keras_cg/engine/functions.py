@@ -34,7 +34,8 @@ class Facts:
         own: Those of them that it assigns itself, and no function inside of it.
         named: The names of globals that it reads.
         asks: The names whose `requires_grad` it reads.
-        sets: The attributes that it sets itself, and those that a run of it was seen to set.
+        sets: Variables with an attribute that it sets, whatever way it takes.
+        calls: Variables with a method that it calls, whatever way it takes.
         is_closed: Whether it reads nothing that changes, once `is_closed` has looked.
         changes: Whether it seems to set something outside of itself.
         style: How a rule of this code is called, once `conventions.style` has read it.
@@ -58,10 +59,30 @@ class Facts:
         asked = [one.argval for one, two in itertools.pairwise(steps) if (two.opname, two.argval) == _ASKS]
         self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
         ops, names = {step.opname for step in steps}, {*code.co_names}
-        is_writing = not ops.isdisjoint(_WRITES) or any([name in _MUTATORS or name[-1:] == "_" != name[-2:-1] for name in names])
+        is_writing = not ops.isdisjoint(_WRITES) or any(
+            [name in _MUTATORS or name[-1:] == "_" != name[-2:-1] for name in names]
+        )
         self.changes: bool = is_writing or bool(self.assigned) or any([each.changes for each in inner])
-        self.sets = {str(step.argval) for step in steps if step.opname == "STORE_ATTR"}
+        self.sets, self.calls = _on_every_way(steps)
         self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
+
+
+def _on_every_way(steps: list[dis.Instruction]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Lists variables with an attribute that is set, and with a method that is called, where no way leads around it."""
+    found: tuple[list[tuple[str, str]], list[tuple[str, str]]] = [], []
+    reached = 0
+    for before, step in itertools.pairwise(steps):
+        if before.opname.startswith("RETURN"):
+            break
+        if before.opcode in dis.hasjrel:
+            reached = max(reached, before.argval)
+        # From Python 3.12 on, the text alone tells a method that is called from an attribute that is read.
+        is_method = step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and "NULL" in step.argrepr)
+        if (is_method or step.opname == "STORE_ATTR") and step.offset >= reached and before.opname.startswith("LOAD_"):
+            # Some instructions of Python 3.13 load two variables.
+            name = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+            found[is_method].append((str(name), str(step.argval)))
+    return found
 
 
 # What is read already, by identity, because the hash of a code is computed again each time. Each entry keeps its code alive.

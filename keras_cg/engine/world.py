@@ -5,8 +5,8 @@ rule reads may have been called again. So what differs is put back while the rul
 was. When the function runs again, it starts in the world that its first run found, and leaves the user's objects as
 they were. Nothing is copied, and nothing is done where nothing differs.
 
-- A variable from outside is a cell that the function, its rule, or a function that these reach can read. A variable that
-  one of them assigns is state, and stays as it is, unless the function itself alone assigns it.
+- A variable from outside is a cell that the function, its rule, or a function that these reach can read. A variable
+  that one of them assigns is state, and stays as it is, unless the function itself alone assigns it.
 - An attribute counts if the run has set it, on an object at hand: `self`, its class, a callable object, a static
   argument, or an object in a cell. The parameters and buffers of such a module of torch always count.
 """
@@ -66,7 +66,8 @@ class World:
         left: Each place with what the run left there, which its rule must find.
         named: What the run set, under its name.
         tables: Where the run may set attributes.
-        known: The places that an earlier run of the same call has set. They count, also where this one sets the same.
+        known: Holders, by identity, with a name that the code of the function sets on every way, or that an earlier run
+            of the same call has set. They count, also where the run sets the same object again.
         cells: The variables from outside that the function can read, by identity; None for one that is state.
         frame: What the code of the function says.
     """
@@ -77,7 +78,7 @@ class World:
         self.found: list[Entry] = []
         self.left: list[Entry] = []
         self.named: list[tuple[str, Any]] = []
-        self.known: set[tuple[int, Any]] = set()
+        self.known: set[tuple[int, str]] = set()
         self.tables: list[Table] = []
         fun = innermost(user)
         self.frame = None if fun is None else facts(fun.__code__)
@@ -90,27 +91,27 @@ class World:
             objects.append(type(owner))
         for each in objects:
             self.tables += tables_of(each)
+        if self.frame is not None and (self.frame.sets or self.frame.calls):
+            self.known = surely_set(fun, owner, self.frame)
 
     def values(self) -> list[Any]:
-        """Lists what stood at hand before the run."""
+        """Lists what stood at hand before the run, with what is in containers, objects and modules there."""
         held = [value for table in self.tables for value in table.before.values()]
-        return held + [read(cell, name) for name, cell in filter(None, self.cells.values())]
+        held += [read(cell, name) for name, cell in filter(None, self.cells.values())]
+        inside = _inside(held)
+        return [*held, *inside, *_inside(inside)]
 
     def close(self, rule: Any, frame: Facts | None) -> World | None:
         """Notes how the run left the world; returns None if there is nothing to put back, now or after another run."""
-        noted, sets = set(), set() if self.frame is None else self.frame.sets
+        noted = set()
         for holder, keys, before, kind, is_whole in self.tables:
             now = contents(holder, keys)
-            if not is_whole and not sets and not self.known and len(now) == len(before) and _are_same(now, before):
+            if not is_whole and not self.known and len(now) == len(before) and _are_same(now, before):
                 continue
             for key in {**before, **now}:
                 old, new = before.get(key, MISSING), now.get(key, MISSING)
                 name = getattr(key, "__name__", key)
-                # The code does not tell an attribute of a class from one of an object.
-                place = name if kind is not None else f"class.{name}"
-                if old is not new:
-                    sets.add(place)
-                if old is not new or (not is_whole and (place in sets or (id(holder), key) in self.known)):
+                if old is not new or (not is_whole and (id(holder), name) in self.known):
                     self.named.append((name if type(holder) is CellType else f"self.{name}", new))
                 elif not is_whole:
                     continue
@@ -143,7 +144,7 @@ class World:
         with _Turn(self.found, self.tables):
             if self.tables and not call.is_traced:
                 call.at_hand()
-                call.opened.known = {(id(holder), key) for holder, key, _ in self.found}
+                call.opened.known |= {(id(holder), getattr(key, "__name__", key)) for holder, key, _ in self.found}
             before = [(table, dict(contents(table.holder, table.keys))) for table in self.tables]
             try:
                 return call(*args)
@@ -152,6 +153,21 @@ class World:
                     for key in {**contents(holder, keys), **known}:
                         if read(holder, key) is not known.get(key, MISSING):
                             write(holder, key, known.get(key, MISSING))
+
+
+def surely_set(fun: Any, owner: Any, frame: Facts) -> set[tuple[int, str]]:
+    """Returns holders with the attributes that a function sets by itself, or by a method that it calls."""
+    holders = {name: read(cell, name) for name, cell in named_cells(fun)}
+    if owner is not fun:
+        holders |= dict.fromkeys(fun.__code__.co_varnames[:1], owner)
+    found = {(id(holders[name]), key) for name, key in frame.sets if name in holders}
+    for name, method in frame.calls:
+        bases = type(holders[name]).__mro__ if name in holders else ()
+        called = next((vars(base)[method] for base in bases if method in vars(base)), None)
+        if type(called) is FunctionType:
+            this = called.__code__.co_varnames[:1]
+            found |= {(id(holders[name]), key) for each, key in facts(called.__code__).sets if each in this}
+    return found
 
 
 def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool]:
@@ -198,8 +214,8 @@ _changed = threading.Condition()
 class _Turn:
     """A context in which places are bound to other values; what is set in it stays.
 
-    A thread waits while another one uses the same holder in another state, or sets what it likes there. Threads that want
-    the same values go on together, and the last one brings back what was there.
+    A thread waits while another one uses the same holder in another state, or sets what it likes there. Threads that
+    want the same values go on together, and the last one brings back what was there.
     """
 
     __slots__ = "changed", "entries", "holders", "is_setting", "thread"
@@ -392,7 +408,7 @@ def reachable(
     seen: set[int] = set()
     inside: Any = () if frame is None else frame.inner
     # A function seldom has attributes of its own: it counts if it has one, or if the code of `user` sets some.
-    has_attributes = dict_of if frame is None or not frame.sets else lambda value: type(value) is not MethodType
+    has_attributes = dict_of if frame is None or not frame.changes else lambda value: type(value) is not MethodType
     # Each with the number of functions on the way: objects and containers are entered behind three of them at most.
     waiting = [(root, 0), *[(each, 1) for each in static]]
     for value, depth in waiting:
@@ -437,13 +453,32 @@ def _called(value: Any) -> Sequence[Any]:
 
 def _functions_in(value: Any, kind: int) -> list[Any]:
     """Lists the functions that a container or an object has, and those of a class that a function has defined."""
-    found: list[Any] = []
-    if kind == _CONTAINER:
-        members: Any = value.values() if isinstance(value, (dict, MappingProxyType)) else value
-        found += [value.default_factory] if isinstance(value, defaultdict) else []
-    else:
-        members = dict_of(value).values() if kind == _OBJECT else ()
+    found: list[Any] = [value.default_factory] if isinstance(value, defaultdict) else []
+    if kind != _CONTAINER:
         made = [base for base in (value if kind == _CLASS else type(value)).__mro__ if "<locals>" in base.__qualname__]
         for each in itertools.chain.from_iterable([vars(base).values() for base in made]):
             found.append(each if type(each) is FunctionType else inner(each))
-    return found + ([each for each in members if kind_of(each) in (_FUNCTION, _CALLER)] if len(members) <= _LONGEST else [])
+    return found + [each for each in _members(value, kind) if kind_of(each) in (_FUNCTION, _CALLER)]
+
+
+def _inside(values: Iterable[Any]) -> list[Any]:
+    """Lists what is in the containers and objects among `values`."""
+    found: list[Any] = []
+    for value in values:
+        kind = _kinds.get(type(value))
+        if kind is None:
+            kind = kind_of(value)
+        if kind == _OBJECT or (kind == _CONTAINER and value):
+            found += _members(value, kind)
+    return found
+
+
+def _members(value: Any, kind: int) -> Iterable[Any]:
+    """Returns what is in a container, or in the attributes of an object; nothing of a long one."""
+    members: Any = ()
+    if kind == _CONTAINER:
+        members = value.values() if isinstance(value, (dict, MappingProxyType)) else value
+    elif kind == _OBJECT:
+        found = dict_of(value)
+        members = [*found[TABLES[1]].values(), *found[TABLES[2]].values()] if TABLES[0] in found else found.values()
+    return members if len(members) <= _LONGEST else ()
