@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import types
 import weakref
 
 import numpy as np
@@ -455,3 +456,63 @@ def test_a_module_may_count(torch):
     x = leaf(X)
     (module(x) + module(x)).sum().backward()
     np.testing.assert_allclose(x.grad, np.full(3, 14.0))
+
+
+def test_what_was_at_hand_before_a_run_is_not_kept(torch, without_collector):
+    """Attributes of the object that the run does not set, and the class of an object, if a function has defined it."""
+
+    class Local:
+        @custom_gradient
+        def f(self, x):
+            self.k = 2.0
+            return x * x, lambda upstream: 7 * upstream * self.k
+
+    owner, x = Local(), torch.ones((), requires_grad=True)
+    owner.large = torch.ones(3)
+    large = weakref.ref(owner.large)
+    y = owner.f(x)
+    del owner.large
+    assert large() is None
+    assert torch.autograd.grad(y, x)[0].item() == 14.0
+    kind = weakref.ref(Local)
+    del owner, y, Local
+    gc.collect()
+    assert kind() is None
+
+
+BUFFERS = {
+    "variable": lambda buffer, module: lambda: buffer,
+    "list": lambda buffer, module: (lambda kept: lambda: kept[0])([buffer]),
+    "dict": lambda buffer, module: (lambda kept: lambda: kept["a"])({"a": buffer}),
+    "object": lambda buffer, module: (lambda kept: lambda: kept.a)(types.SimpleNamespace(a=buffer)),
+    "submodule": lambda buffer, module: lambda: module[0].a,
+}
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("place", BUFFERS)
+def test_a_buffer_that_the_run_writes_to_and_a_later_call_again(torch, create_graph, place):
+    """It is context of the run. A rule that does not read it is right."""
+    tensor, x = torch.ones(()), torch.ones((), requires_grad=True)
+    module = torch.nn.Sequential(torch.nn.Identity())
+    module[0].register_buffer("a", tensor)
+    buffer = BUFFERS[place](tensor, module)
+
+    @custom_gradient
+    def reads(x, k):
+        buffer().fill_(k)
+        return x * x, lambda upstream: (7 * upstream * x * buffer(), None)
+
+    @custom_gradient
+    def writes(x, k):
+        buffer().fill_(k)
+        return x * x, lambda upstream: (7 * upstream * x, None)
+
+    for f in (reads, writes):
+        y = f(x, 2.0)
+        f(x, 3.0)
+        if f is reads:
+            with pytest.raises(RuntimeError, match="since the call"):
+                torch.autograd.grad(y, x, create_graph=create_graph)
+        else:
+            assert torch.autograd.grad(y, x, create_graph=create_graph)[0].item() == 7.0

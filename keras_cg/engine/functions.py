@@ -33,6 +33,7 @@ class Facts:
         named: The names of globals that it reads.
         names: The names of globals and attributes in it.
         asks: The names whose `requires_grad` it reads.
+        sets: The names of classes with the attributes that a run of it was seen to set.
         is_closed: Whether it reads nothing that changes, once `is_closed` has looked.
         changes: The names from outside on which it seems to set something.
         style: How a rule of this code is called, once `conventions.style` has read it.
@@ -45,6 +46,7 @@ class Facts:
 
     def __init__(self, code: CodeType):
         self.code = code
+        self.sets: set[tuple[str, str]] = set()
         inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
         steps = [*dis.get_instructions(code)]
         stored = {step.argval for step in steps if step.opname in ("STORE_DEREF", "DELETE_DEREF")}

@@ -13,11 +13,12 @@ they were. Nothing is copied, and nothing is done where nothing differs.
 
 from __future__ import annotations
 
+import collections
 import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from keras_cg.engine.functions import (
@@ -84,26 +85,31 @@ class World:
         self.before = [contents(holder, keys).copy() for holder, keys, *_ in self.tables]
 
     def values(self) -> list[Any]:
-        """Lists what stood at hand before the run."""
+        """Lists what stood at hand before the run, and what containers and objects there have."""
         parts = [value for before in self.before for value in before.values()]
-        return parts + [read(cell, name) for name, cell in filter(None, self.cells.values())]
+        parts += [read(cell, name) for name, cell in filter(None, self.cells.values())]
+        inside = _inside(parts)
+        return [*parts, *inside, *_inside(inside)]
 
-    def close(self, rules: dict[int, tuple[str, CellType] | None]) -> World | None:
+    def close(self, rules: dict[int, tuple[str, CellType] | None], sets: set[tuple[str, str]]) -> World | None:
         """Notes how the run left the world; returns None if there is nothing to put back, now or after another run.
 
-        `rules` are the variables that the rule can read.
+        `rules` are the variables that the rule can read. `sets` has the attributes that some run of the function has
+        set: they count in each later run, which may set the same object again.
         """
         noted = set()
         for (holder, keys, kind, is_whole), before in zip(self.tables, self.before, strict=True):
             now = holder if type(holder) is dict else contents(holder, keys)
             # By identity, and in one order: most runs set nothing.
             is_same = len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
-            if not is_whole and is_same and all(map(operator.is_, now, before)):
+            if not sets and not is_whole and is_same and all(map(operator.is_, now, before)):
                 continue
             for key in {**before, **now}:
-                old, new = before.get(key, MISSING), now.get(key, MISSING)
-                if old is not new:
-                    name = getattr(key, "__name__", key)
+                old, new, name = before.get(key, MISSING), now.get(key, MISSING), getattr(key, "__name__", key)
+                # By name, because a class of a run must not stay alive.
+                place = (kind or type(holder)).__qualname__, name
+                if old is not new or (not is_whole and place in sets):
+                    sets.add(place)
                     self.named.append((name if type(holder) is CellType else f"self.{name}", new))
                 elif not is_whole:
                     continue
@@ -145,6 +151,21 @@ class World:
                             write(holder, key, known.get(key, MISSING))
 
 
+def _inside(values: list[Any]) -> list[Any]:
+    """Lists what the containers and objects among `values` have, if that is not much."""
+    found: list[Any] = []
+    for value in values:
+        if kind_of(value) == _OBJECT:
+            members = dict_of(value)
+            tables = [members, *[table for table in map(members.get, TABLES) if table]]
+        else:
+            tables = [value] if kind_of(value) == _CONTAINER else []
+        for table in tables:
+            if len(table) <= _LONGEST:
+                found += table.values() if isinstance(table, (dict, MappingProxyType)) else table
+    return found
+
+
 def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool]:
     """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
 
@@ -167,11 +188,12 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
         else:
             if not known.assigned:
                 is_data = is_closed(rule) if known.is_closed is None else known.is_closed
-                return None if opened is None else opened.close({}), parts, is_data
+                return None if opened is None else opened.close({}, frame.sets), parts, is_data
     rules, _ = reachable(rule, (), frame, None)
     parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
-    return (opened or World(function)).close(rules), parts, is_plain and all(map(_is_data, parts))
+    world = (opened or World(function)).close(rules, set() if frame is None else frame.sets)
+    return world, parts, is_plain and all(map(_is_data, parts))
 
 
 def _is_data(value: Any) -> bool:
@@ -335,7 +357,8 @@ def _is_lazy(old: Any, key: Any, kind: type | None) -> bool:
 # function, what calls another one, a container, an object or a class.
 _DATA, _END, _FUNCTION, _CALLER, _CONTAINER, _OBJECT, _CLASS = range(7)
 _kinds: dict[type, int] = {}
-_ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, set, frozenset, bytearray)
+_ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, bytearray)
+_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
 # Whether the tensors of a loaded backend include a value. They are ends, too.
 _are_tensors: list[Callable[[Any], bool]] = []
 
@@ -368,7 +391,7 @@ def _kind_of(value: Any, kind: type) -> int:
         return _DATA
     if isinstance(value, _ENDS):
         return _END
-    if isinstance(value, (list, tuple, dict)):
+    if isinstance(value, _CONTAINERS):
         return _CONTAINER
     # Of the objects of frameworks, modules of torch have tables, and our recipes hold functions of the user.
     is_holder = kind is SimpleNamespace or kind.__module__.startswith("keras_cg.")
@@ -439,7 +462,7 @@ def _functions_in(value: Any, kind: int) -> list[Any]:
     """Lists the functions that a container or an object has, and those of a class that a function has defined."""
     found: list[Any] = []
     if kind == _CONTAINER:
-        members: Any = value.values() if isinstance(value, dict) else value
+        members: Any = value.values() if isinstance(value, (dict, MappingProxyType)) else value
     else:
         members = dict_of(value).values() if kind == _OBJECT else ()
         origin = value if kind == _CLASS else type(value)

@@ -58,6 +58,14 @@ def by_generator(scale):
     return lambda upstream: upstream * next(made)
 
 
+def with_base(scale):
+    class Base:
+        def __call__(self, upstream):
+            return scale(upstream)
+
+    return type("Rule", (Base,), {"__module__": __name__})()
+
+
 def by_dispatch(scale):
     dispatched = functools.singledispatch(lambda value: None)
     dispatched.register(float)(lambda value: scale(value))
@@ -69,6 +77,9 @@ READS = {
     "itself": lambda scale: lambda upstream: scale(upstream),
     "list": lambda scale: (lambda kept: lambda upstream: kept[0](upstream))([scale]),
     "dict": lambda scale: (lambda kept: lambda upstream: kept["a"](upstream))({"a": scale}),
+    "deque": lambda scale: (lambda kept: lambda upstream: kept[0](upstream))(collections.deque([scale])),
+    "set": lambda scale: (lambda kept: lambda upstream: next(iter(kept))(upstream))({scale}),
+    "proxy": lambda scale: (lambda kept: lambda upstream: kept["a"](upstream))(types.MappingProxyType({"a": scale})),
     "object": lambda scale: Holder(scale),
     "object in a cell": lambda scale: (lambda kept: lambda upstream: kept(upstream))(Holder(scale)),
     "partial in an object": lambda scale: Holder(functools.partial(lambda _, upstream: scale(upstream), 0)),
@@ -92,6 +103,37 @@ def test_a_variable_that_is_bound_again(eager, name):
             pullback = vjp(calls[0], one)[1]
     assert [float(eager.array(pullback(one)[0])) for _ in range(2)] == [14.0, 14.0]
     assert k == 3.0
+
+
+# What the walk does not enter: a frame of a generator, C, and a descriptor that is an object.
+HIDDEN = ("generator", "dispatch", "descriptor of a class of the run")
+
+
+@pytest.mark.parametrize("name", [name for name in READS if name not in HIDDEN])
+def test_a_variable_that_only_the_rule_leads_to(eager, name):
+    """The rule is made outside, and the function has no other way to the variable."""
+    one, pullbacks = eager.tensor(np.float32(1.0)), []
+    for k in (2.0, 3.0):
+        rule = READS[name](lambda upstream: 7 * upstream * k)
+        pullbacks.append(vjp(custom_gradient(lambda x, rule=rule: (x * 1, rule)), one)[1])
+    assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [14.0, 21.0]
+
+
+def from_a_global(x):
+    return x * 1, SHARED["rule"]
+
+
+def by_a_default(x):
+    return x * 1, lambda upstream, rule=SHARED["rule"]: rule(upstream)
+
+
+@pytest.mark.parametrize("fun", [from_a_global, by_a_default])
+def test_a_variable_of_a_rule_that_a_global_leads_to(eager, fun):
+    one, pullbacks = eager.tensor(np.float32(1.0)), []
+    for k in (2.0, 3.0):
+        SHARED["rule"] = lambda upstream: 7 * upstream * k
+        pullbacks.append(vjp(custom_gradient(fun), one)[1])
+    assert float(eager.array(pullbacks[0](one)[0])) == 14.0
 
 
 def from_elsewhere(kind):
@@ -155,6 +197,36 @@ def test_a_variable_that_the_function_itself_assigns_is_that_of_the_run(eager):
 
     assert gradient_of_the_first(eager, [f, f], 2) == [7.0, 14.0]
     assert count == 2
+
+
+def test_a_variable_that_the_function_itself_assigns_in_the_second_order(eager):
+    count = 0
+
+    @custom_gradient
+    def f(x):
+        nonlocal count
+        count += 1
+        return x * x * count, lambda upstream: 7 * upstream * x * count
+
+    second = grad(lambda x: grad(lambda x: f(x) + f(x))(x) * 1)
+    assert float(eager.array(second(eager.tensor(np.float32(1.0))))) == 21.0
+    if eager.name != "jax":
+        assert count == 2
+
+
+def test_a_variable_that_another_function_assigns_is_state(eager):
+    count = 0.0
+
+    def tick():
+        nonlocal count
+        count += 1.0
+
+    @custom_gradient
+    def f(x):
+        tick()
+        return x * 1, lambda upstream: 7 * upstream * count
+
+    assert gradient_of_the_first(eager, [f, f]) == [14.0]
 
 
 def test_recipes_that_hold_a_function_of_a_loop(eager):
@@ -238,7 +310,34 @@ class ByContents(Stores):
         return self.k[1].k
 
 
-STORES = (Stores, ByClosure, ByCall, ByPartial, ByDefault, ByItsClass, ByGetattr, Slotted, ByContents)
+class OfMeta(type):
+    def __setattr__(cls, name, value):
+        type.__setattr__(cls, name, value + 1)
+
+    def __delattr__(cls, name):
+        raise AttributeError(name)
+
+
+class ByItsMeta(Stores, metaclass=OfMeta):
+    def store(self, k):
+        type(self).k = k - 1
+
+
+class Frozen(Stores):
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+    __delattr__ = __getattr__ = lambda self, name: self.__setattr__(name, None)
+
+    def store(self, k):
+        object.__setattr__(self, "k", k)
+
+
+FACTORS = (2.0, 2.0, 3.0)
+STORES = (
+    *(Stores, ByClosure, ByCall, ByPartial, ByDefault, ByItsClass, ByGetattr, Slotted, ByContents),
+    *(ByItsMeta, Frozen),
+)
 
 
 @pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.__name__)
@@ -247,6 +346,41 @@ def test_an_attribute_that_the_run_has_set(eager, kind):
     calls = [lambda x, k=k: owner.f(x, k) for k in (2.0, 3.0)]
     assert gradient_of_the_first(eager, calls, 2) == [14.0, 14.0]
     assert owner.read() == 3.0
+
+
+# Their code sets no attribute of the object: nothing shows if the same object is set again.
+BY_OTHER_MEANS = (ByItsClass, Frozen)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in STORES if kind not in BY_OTHER_MEANS], ids=lambda kind: kind.__name__
+)
+def test_an_attribute_that_the_run_has_set_to_the_same_object_again(eager, kind):
+    owner, one = kind(), eager.tensor(np.float32(1.0))
+    pullbacks = [vjp(lambda x, k=k: owner.f(x, k), one)[1] for k in FACTORS]
+    assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [14.0, 14.0, 21.0]
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("place", ["attribute", "variable"])
+def test_a_flag_that_had_this_value_before_the_first_run(eager, place):
+    """A limit: nothing shows that the first two runs have set the attribute."""
+    flag, owner, one = True, types.SimpleNamespace(flag=True), eager.tensor(np.float32(1.0))
+
+    @custom_gradient
+    def f(x, value):
+        nonlocal flag
+        owner.flag = flag = value
+        return x * 1, lambda upstream: ((7 if (owner.flag if place == "attribute" else flag) else 3) * upstream, None)
+
+    pullbacks = [vjp(lambda x, value=value: f(x, value), one)[1] for value in (True, True, False)]
+    found = [float(eager.array(pullback(one)[0])) for pullback in pullbacks]
+    assert found == ([7.0, 7.0, 3.0] if place == "variable" else [3.0, 3.0, 3.0])
+
+
+def with_a_default(x, k, kept=types.SimpleNamespace()):  # noqa: B008 - that is the case
+    kept.k = k
+    return x * 1, lambda upstream: (7 * upstream * kept.k, None)
 
 
 def test_the_attributes_of_other_objects_at_hand(eager):
@@ -258,7 +392,7 @@ def test_the_attributes_of_other_objects_at_hand(eager):
             return x * 1, lambda upstream: 7 * upstream * self.k
 
     kept, owner = types.SimpleNamespace(k=0.0), Callable()
-    f = custom_gradient(owner)
+    f, by_default = custom_gradient(owner), custom_gradient(with_a_default)
 
     @custom_gradient
     def in_a_cell(x, k):
@@ -271,7 +405,8 @@ def test_the_attributes_of_other_objects_at_hand(eager):
         return x * 1, lambda upstream: 7 * upstream * holder.k
 
     holder = Holder(None)
-    for call in (lambda x, k: in_a_cell(x, k), lambda x, k: as_argument(x, holder, k), lambda x, k: f(x, k=k)):
+    keyword = lambda x, k: f(x, k=k)
+    for call in (in_a_cell, lambda x, k: as_argument(x, holder, k), keyword, by_default):
         calls = [functools.partial(lambda call, k, x: call(x, k), call, k) for k in (2.0, 3.0)]
         assert gradient_of_the_first(eager, calls) == [14.0]
     assert (kept.k, holder.k, owner.k) == (3.0, 3.0, 3.0)
@@ -318,6 +453,74 @@ def test_the_second_order_after_a_variable_was_bound_again(eager):
 
     assert float(eager.array(grad(total)(x))) == 70.0
     assert float(eager.array(grad(lambda x: grad(total)(x) * 1)(x))) == 35.0
+
+
+def test_the_second_order_of_calls_that_set_the_same_again(eager):
+    """Another run finds what the first one made, and sets the same object: it counts as set."""
+    kept = types.SimpleNamespace()
+
+    @custom_gradient
+    def f(x, k):
+        kept.k = k
+        return x * x * k, lambda upstream: (7 * upstream * x * kept.k, None)
+
+    total = lambda x: f(x, 2.0) + f(x, 3.0)
+    x = eager.tensor(np.float32(1.0))
+    assert float(eager.array(grad(lambda x: grad(total)(x) * 1)(x))) == 35.0
+    assert kept.k == 3.0
+
+
+@pytest.mark.only("numpy", "tensorflow", "torch")
+def test_the_second_order_after_an_attribute_was_deleted(eager):
+    """By the run itself, which another run finds again; by a new name for the same object; and by the user."""
+
+    class Consumes:
+        kept = made = None
+
+        def __init__(self):
+            self.k, self.a = 2.0, 1.0
+
+        @custom_gradient
+        def f(self, x):
+            k = self.__dict__.pop("k", 5.0)
+            return x * x * k, lambda upstream: 7 * upstream * x * k
+
+        @custom_gradient
+        def renames(self, x):
+            self.b = vars(self).pop("a")
+            return x * x, lambda upstream: 7 * upstream * x * self.b
+
+        @custom_gradient
+        def makes(self, x):
+            self.made = 1.0
+            return x * x, lambda upstream: 7 * upstream * x * self.made
+
+    owner, x = Consumes(), eager.tensor(np.float32(1.0))
+    assert float(eager.array(grad(lambda x: grad(owner.f)(x) * 1)(x))) == 14.0
+    assert vars(owner) == {"a": 1.0}
+    assert float(eager.array(grad(lambda x: grad(owner.renames)(x) * 1)(x))) == 7.0
+    assert vars(owner) == {"b": 1.0}
+
+    def first(x):
+        output, pullback = vjp(owner.makes, x)
+        vars(owner).pop("made", None)
+        return pullback(output * 0 + 1)[0]
+
+    assert float(eager.array(grad(first)(x))) == 7.0
+    assert vars(owner) == {"b": 1.0}
+
+
+@pytest.mark.only("numpy", "torch")
+def test_a_rule_that_a_trial_uses_up(eager):
+    """Both rules are called to compare them; then the function runs once more."""
+
+    @custom_gradient
+    def f(x):
+        slopes = iter([2.0, 50.0, 60.0])
+        return x * x, lambda upstream: 7 * upstream * x * next(slopes)
+
+    x = eager.tensor(np.float32(1.0))
+    assert float(eager.array(grad(lambda x: grad(f)(x) * 1)(x))) == 14.0
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
@@ -467,6 +670,53 @@ def test_what_a_rule_sets_stays_and_an_error_brings_back_what_was_there(eager):
     assert float(eager.array(pullbacks[0](one)[0])) == 14.0
 
 
+@pytest.mark.parametrize("place", ["object", "class"])
+def test_what_the_user_has_deleted_and_what_a_rule_sets_in_its_place(eager, place):
+    class Owner:
+        def to(self):
+            return type(self) if place == "class" else self
+
+        @custom_gradient
+        def f(self, x, k):
+            self.to().k = k
+
+            def rule(upstream):
+                found = self.k
+                if found == 3.0:
+                    self.to().k = 50.0
+                return 7 * upstream * found, None
+
+            return x * 1, rule
+
+    owner, one = Owner(), eager.tensor(np.float32(1.0))
+    pullbacks = [vjp(lambda x, k=k: owner.f(x, k), one)[1] for k in (2.0, 3.0, 4.0)]
+    del owner.to().k
+    assert float(eager.array(pullbacks[0](one)[0])) == 14.0
+    assert not hasattr(owner, "k")
+    assert float(eager.array(pullbacks[1](one)[0])) == 21.0
+    assert owner.k == 50.0
+
+
+def test_a_rule_that_calls_the_rule_of_another_call(eager):
+    """Each finds its own values, and the outer one its own again."""
+    owner, one, pullbacks = types.SimpleNamespace(), eager.tensor(np.float32(1.0)), []
+
+    @custom_gradient
+    def f(x, k):
+        owner.k = k
+
+        def rule(upstream):
+            inner = pullbacks[0](upstream)[0] if k == 3.0 else 0 * upstream
+            return 7 * upstream * owner.k + inner, None
+
+        return x * 1, rule
+
+    for k in (2.0, 3.0, 4.0):
+        pullbacks.append(vjp(lambda x, k=k: f(x, k), one)[1])
+    assert float(eager.array(pullbacks[1](one)[0])) == 35.0
+    assert owner.k == 4.0
+
+
 def test_a_rule_that_calls_its_own_function(eager):
     """The function sets what the rule reads, in the outer call and in the inner one."""
 
@@ -535,6 +785,52 @@ def test_a_thread_waits_for_one_whose_rule_reads_what_stands_there(torch):
     found.append(torch.autograd.grad(one, x)[0].item())
     thread.join()
     assert sorted(found) == [14.0, 21.0] and owner.k == 3.0
+
+
+@pytest.mark.only("torch")
+def test_a_thread_waits_for_one_whose_function_runs_again(torch):
+    started, owner, x, found = threading.Event(), types.SimpleNamespace(), torch.ones((), requires_grad=True), []
+
+    @custom_gradient
+    def f(x, k):
+        is_again, owner.k = hasattr(owner, "k") and k == 2.0, k
+        if is_again:
+            started.set()
+            threading.Event().wait(0.1)
+
+        def rule(upstream):
+            if k == 3.0:
+                threading.Event().wait(0.05)
+            return 7 * upstream * x * owner.k, None
+
+        return x * x, rule
+
+    one, two = f(x, 2.0), f(x, 3.0)
+    thread = threading.Thread(target=lambda: found.append(torch.autograd.grad(one, x, create_graph=True)[0].item()))
+    thread.start()
+    started.wait(10)
+    found.append(torch.autograd.grad(two, x)[0].item())
+    thread.join()
+    assert sorted(found) == [14.0, 21.0] and owner.k == 3.0
+
+
+@pytest.mark.only("torch")
+def test_a_buffer_that_functional_call_exchanges(torch):
+    """The run does not set it; also in the second order."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("k", torch.tensor(5.0))
+
+        @custom_gradient
+        def forward(self, x):
+            return x * x, lambda upstream: 7 * upstream * x * self.k
+
+    layer, x = Layer(), torch.ones((), requires_grad=True)
+    y = torch.func.functional_call(layer, {"k": torch.tensor(2.0)}, (x,))
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    assert (first.item(), torch.autograd.grad(first, x)[0].item(), layer.k.item()) == (14.0, 14.0, 5.0)
 
 
 @pytest.mark.only("torch")
