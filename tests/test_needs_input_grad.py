@@ -1,6 +1,7 @@
 """A rule with a parameter `needs_input_grad` is told which gradients are asked for, beside every convention."""
 
 import functools
+import inspect
 
 import numpy as np
 import pytest
@@ -115,6 +116,138 @@ def test_integers_and_static_arguments(eager):
     gradient = keras_cg.grad(lambda a: ops.sum(custom_gradient(f)({"a": a, "b": b}, 2.0, n)))(a)
     np.testing.assert_allclose(eager.array(gradient), [7.0, 7.0])
     assert told == [(True, False, False)]
+
+
+# --- the function itself -------------------------------------------------------------------------------------------
+
+
+def telling():
+    """x w, with the wrong factors 7 and 11, and what each run of the function was told."""
+    told = []
+
+    @custom_gradient
+    def f(x, w, k=1.0, *, needs_input_grad):
+        told.append(needs_input_grad)
+
+        def grad(upstream):
+            return 7 * upstream * w if needs_input_grad[0] else None, 11 * upstream * x if needs_input_grad[1] else None
+
+        return x * w * k, grad
+
+    return f, told
+
+
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
+def test_what_a_function_is_told(eager, argnums):
+    f, told = telling()
+    found = keras_cg.grad(lambda *args: ops.sum(f(*args)), argnums)(eager.tensor(X), eager.tensor(W))
+    places = argnums if isinstance(argnums, tuple) else (argnums,)
+    for place, gradient in zip(places, found if isinstance(argnums, tuple) else (found,), strict=True):
+        np.testing.assert_allclose(eager.array(gradient), (7 * W, 11 * X)[place], rtol=1e-6)
+    assert set(told) == {(0 in places, 1 in places)}
+
+
+def test_a_function_is_told_in_every_mode(frame):
+    """A program that cannot tell asks for all. AutoGraph of TensorFlow rewrites the branch on a value."""
+
+    @custom_gradient
+    def f(x, w, *, needs_input_grad=(False, False)):
+        y = x * w
+        if frame.name == "tensorflow" and ops.sum(x) < 0:
+            y = x
+        wanted = needs_input_grad == (True, True)
+        return y, lambda upstream: (7 * upstream * w, 11 * upstream * x) if wanted else (0 * x, 0 * w)
+
+    _, gradients = frame.differentiate(f, X, W)
+    np.testing.assert_allclose(gradients[0], 7 * W, rtol=1e-6)
+    np.testing.assert_allclose(gradients[1], 11 * X, rtol=1e-6)
+
+
+def test_a_function_without_a_gradient_is_told_so(eager):
+    f, told = telling()
+    np.testing.assert_allclose(eager.array(f(eager.tensor(X), w=eager.tensor(W), k=2.0)), 2 * X * W)
+    assert told == [(False, False)]
+
+
+def test_a_function_is_told_the_same_in_each_run(eager):
+    """The derivative by w of 7 w is 7. Each run of one call is told the same, so no rule is another one by that."""
+    f, told = telling()
+    first = keras_cg.grad(lambda x, w: ops.sum(f(x, w)))
+    second = keras_cg.grad(lambda w: ops.sum(first(eager.tensor(X), w)))(eager.tensor(W))
+    np.testing.assert_allclose(eager.array(second), [7.0, 7.0], rtol=1e-6)
+    assert set(told) == {(True, True)}
+
+
+def test_a_method_and_the_rule_are_told(eager):
+    told = []
+
+    class Layer:
+        scale = 2.0
+
+        @custom_gradient
+        def call(self, nest, n, *, needs_input_grad):
+            told.append(needs_input_grad)
+
+            def grad(nest, n, upstream, needs_input_grad):
+                told.append(needs_input_grad)
+                return {"a": 7 * upstream, "b": None}, None
+
+            return nest["a"] * self.scale, grad
+
+    n = eager.tensor(np.array([1, 2], np.int32))
+    a, b = eager.tensor(X), eager.tensor(W)
+    gradient = keras_cg.grad(lambda a: ops.sum(Layer().call({"a": a, "b": b}, n)))(a)
+    np.testing.assert_allclose(eager.array(gradient), [7.0, 7.0])
+    assert told == [(True, False, False)] * 2
+
+
+@pytest.mark.only("numpy")
+def test_what_a_function_is_told_is_no_argument(backend):
+    f, _ = telling()
+    assert str(inspect.signature(f)) == "(x, w, k=1.0)"
+    assert inspect.getfullargspec(f).kwonlyargs == []
+    assert "needs_input_grad" in inspect.signature(f.__wrapped__).parameters
+    wrapped = functools.wraps(f.__wrapped__)(lambda *args, **kwargs: f.__wrapped__(*args, **kwargs))
+    for other in (wrapped, functools.partial(f.__wrapped__)):
+        assert custom_gradient(other)(X, W) == pytest.approx(X * W)
+    with pytest.raises(TypeError) as caught:
+        f(X, W, needs_input_grad=(True, True))
+    assert str(caught.value).splitlines() == [
+        "telling.<locals>.f got an argument needs_input_grad, which its decorator gives it.",
+        "    usual cause: a call of the function as it was before it was decorated.",
+        "    remedy: leave it out, or give the parameter another name.",
+    ]
+    # By position, or with *args before it, it is an argument as any other.
+    plain = custom_gradient(lambda x, needs_input_grad: (x * needs_input_grad, lambda upstream: (7 * upstream, None)))
+    assert plain(X, 3.0) == pytest.approx(3 * X)
+
+
+@pytest.mark.only("torch")
+def test_a_function_that_is_decorated_while_a_program_is_traced_is_told(torch):
+    """The default of the parameter, which torch.compile could not read, is not asked for, nor is a gradient for it."""
+
+    def loss(x, w):
+        def f(x, w, *, needs_input_grad):
+            told = needs_input_grad
+            return x * w, lambda upstream: (7 * upstream * w if told[0] else None, 11 * upstream if told[1] else None)
+
+        return custom_gradient(f)(x, w).sum()
+
+    x, w = torch.tensor(X, requires_grad=True), torch.tensor(W)
+    torch.compile(loss, backend="aot_eager", fullgraph=True)(x, w).backward()
+    assert x.grad.tolist() == [21, 35]
+
+
+@pytest.mark.only("torch")
+def test_a_function_is_told_by_each_engine(torch):
+    f, told = telling()
+    x, w = torch.tensor(X), torch.tensor(W)
+    assert torch.func.grad(lambda x: f(x, w).sum())(x).tolist() == [21, 35]
+    assert torch.func.jvp(lambda w: f(x, w), (w,), (torch.ones(2),))[1].tolist() == [11, 22]
+    assert set(told) == {(True, False), (False, True)}
+    with torch.no_grad():
+        f(x.requires_grad_(), w)
+    assert told[-1] == (False, False)
 
 
 # --- recipes whose rules have work for each of their arguments ---------------------------------------------------

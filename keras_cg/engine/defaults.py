@@ -98,6 +98,11 @@ def devices(backend: Backend) -> tuple[str, ...]:
     return ("cpu",)
 
 
+def needs_grad(backend: Backend, tensors: Sequence[Any]) -> list[bool]:
+    """Returns True for each tensor, for a framework that does not tell."""
+    return [True] * len(tensors)
+
+
 def constant(backend: Backend, tensor: Any) -> Any:
     """Returns the tensor, for a framework in which a function cannot switch recording on."""
     return tensor

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from keras_cg.engine.contract import Backend
@@ -16,6 +17,9 @@ class Arguments:
     `positionals` counts the arguments by position; `keywords` names the others in the order of the signature. Ordinary
     arguments are plain tensors by position, and have no tree.
     """
+
+    # What the function gets by name and is no argument of the call.
+    extras: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Arguments:
         if self.nest is None:
             return tensors, {}
         values, count = self.nest.combine(tensors), self.positionals
-        return values[:count], dict(zip(self.keywords, values[count:], strict=True))
+        return values[:count], {**dict(zip(self.keywords, values[count:], strict=True)), **self.extras}
 
     def labels(self) -> list[str]:
         """Returns the user's name for each leaf: `x`, `params["w"][0]`."""

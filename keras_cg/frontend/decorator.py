@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, over
 
 from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine.functions import Decorated
-from keras_cg.frontend import call, config, messages, pickling, tracebacks
+from keras_cg.frontend import call, config, messages, pickling, signature, tracebacks
 from keras_cg.frontend.tree import SINGLE
 
 __all__ = ["CustomGradient", "custom_gradient"]
@@ -29,7 +29,11 @@ class _Signature:
             return None
         # Saved, because JAX asks whenever it differentiates the function.
         if instance._signature is None:
-            instance._signature = inspect.signature(instance.__wrapped__)
+            found = inspect.signature(instance.__wrapped__)
+            if instance._asks:
+                parameters = [each for name, each in found.parameters.items() if name != signature.NEEDS]
+                found = found.replace(parameters=parameters)
+            instance._signature = found
         return instance._signature
 
 
@@ -86,12 +90,13 @@ class CustomGradient(Decorated, Generic[P, Output]):
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
         self._name = call.function_name(fun)
         self._signature: inspect.Signature | None = None
+        self._asks = signature.asks(fun)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
         try:
             backend = config.active
-            plain, is_ordinary = backend.plain, not kwargs and bool(args)
+            plain, is_ordinary = backend.plain, not (kwargs or self._asks) and bool(args)
             # In plain loops here and on the whole way, because on few numbers a call costs little more than its frames.
             for arg in args if is_ordinary else ():
                 if type(arg) not in plain and not backend.is_plain(arg):
@@ -195,6 +200,7 @@ def custom_gradient(fun: Any = None) -> Any:
     - The rule may be written as `grad(upstream)`, `grad(dy1, dy2)`, `grad(*dys)`, `grad(*args, upstream=None)` or
       `grad(x, y, upstream)`, each also with `variables`: the captured values, whose gradients it returns as well;
       and with `needs_input_grad`: for each tensor argument, whether its gradient is asked for.
+    - A keyword-only parameter `needs_input_grad` of the function gets the same, and is no argument of a call.
     - The rule returns one tensor, a flat tuple or list, or the same pytree as the arguments. The count, the structure,
       the shapes and the dtypes are checked. Nothing is broadcast or summed.
     - The backend is the one that is active when the function is called: see `keras_cg.backend`.

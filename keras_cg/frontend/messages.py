@@ -63,6 +63,14 @@ def not_callable(value: object) -> TypeError:
     return TypeError(f"{got} Use it as @custom_gradient above a function or method.")
 
 
+told_by_the_decorator = message(
+    TypeError,
+    "{0} got an argument needs_input_grad, which its decorator gives it.",
+    cause="a call of the function as it was before it was decorated.",
+    remedy="leave it out, or give the parameter another name.",
+)
+
+
 argument_of_tf_function = message(
     TypeError,
     "{0} cannot be an argument of a tf.function, which would call it without its rule.",

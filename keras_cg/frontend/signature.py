@@ -12,8 +12,13 @@ from collections.abc import Callable, Collection
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
+from keras_cg import user_code
+from keras_cg.engine.functions import innermost
+
 # What a rule may take by name, in any convention.
 EXTRAS = ("variables", "needs_input_grad")
+# What a decorated function may take by name, as a keyword-only parameter.
+NEEDS = "needs_input_grad"
 
 
 class Parameters(NamedTuple):
@@ -65,11 +70,12 @@ def unbound(
 ) -> list[tuple[str, Any]]:
     """Returns the parameters that a call of `fun` with `count` positional arguments did not bind by position.
 
-    Each has its default, or None if it has none or is among the `named` arguments.
+    Each has its default, or None if it has none or is among the `named` arguments. `needs_input_grad` is no argument.
     """
     found, pairs = parameters(fun), []
     if found is not None:
-        groups = [(found.positional[count:], found.defaults), (found.keyword_only, found.keyword_defaults)]
+        keyword_only = tuple([name for name in found.keyword_only if name != NEEDS])
+        groups = [(found.positional[count:], found.defaults), (keyword_only, found.keyword_defaults)]
         for names, defaults in groups if with_keyword_only else groups[:1]:
             # Asked only where they are needed: see `Parameters.defaults`.
             known = {} if all([name in named for name in names]) else defaults()
@@ -129,6 +135,20 @@ def _bind(whole: Parameters | None, count: int, keywords: dict[str, Any]) -> Par
         varargs=None,
         keyword_defaults=lambda: {**whole.defaults(), **whole.keyword_defaults(), **keywords},
     )
+
+
+def asks(fun: Callable[..., Any]) -> bool:
+    """Whether a function has a keyword-only parameter `needs_input_grad`, which is no argument of a call."""
+    plain = innermost(fun)
+    while plain is not None and hasattr(plain, "__wrapped__"):
+        plain = innermost(plain.__wrapped__)
+    return plain is not None and _asks(plain.__code__)
+
+
+# As a constant, because torch.compile would trace all that reads a signature.
+@user_code.constant_result
+def _asks(code: CodeType) -> bool:
+    return bool(code.co_kwonlyargcount) and NEEDS in of_code(code).keyword_only
 
 
 def from_code(fun: Any) -> Parameters:

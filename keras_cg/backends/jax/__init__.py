@@ -14,7 +14,7 @@ from jax import numpy as namespace
 from jax.lax import stop_gradient
 
 from keras_cg.backends.jax.attach import attach
-from keras_cg.backends.jax.derivatives import devices, double_precision, exported, jacobian, jvp, vjp
+from keras_cg.backends.jax.derivatives import devices, double_precision, exported, jacobian, jvp, needs_grad, vjp
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,

@@ -10,6 +10,7 @@ import jax
 import jax.export
 import jax.numpy as namespace
 
+from keras_cg.backends.jax.names import is_only_mapped
 from keras_cg.backends.jax.tensors import conjugate
 from keras_cg.engine import messages
 from keras_cg.engine.contract import PlainFunction, Tensors
@@ -44,6 +45,11 @@ def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple
         return tuple(part.reshape((*output.shape, *tensor.shape)) for part, tensor in zip(pulled, tensors, strict=True))
 
     return outputs, tuple(rows(place, output) for place, output in enumerate(outputs)), aux
+
+
+def needs_grad(tensors: Sequence[Any]) -> list[bool]:
+    # A program may be differentiated later.
+    return [not is_only_mapped(tensor) for tensor in tensors]
 
 
 def exported(fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None:

@@ -14,6 +14,7 @@ from keras_cg.backends.numpy.tensors import (
     is_plain,
     is_recording,
     is_tensor,
+    needs_grad,
     shape,
     tensors,
     to_numpy,

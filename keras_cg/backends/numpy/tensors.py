@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import autograd.numpy as anp
@@ -76,6 +76,10 @@ def is_recording() -> bool:
     # autograd (1.9) does not count back where an exception ended a trace. From then on the answer is yes, which costs
     # time alone.
     return trace_stack.top >= 0  # type: ignore[no-any-return]
+
+
+def needs_grad(tensors: Sequence[Any]) -> list[bool]:
+    return [isinstance(tensor, Box) for tensor in tensors]
 
 
 def is_plain(value: object) -> bool:

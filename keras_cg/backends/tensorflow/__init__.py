@@ -16,7 +16,7 @@ from tensorflow import stop_gradient
 from tensorflow.experimental import numpy as namespace
 
 from keras_cg.backends.tensorflow.attach import attach
-from keras_cg.backends.tensorflow.derivatives import converted, devices, exported, jacobian, jvp, vjp
+from keras_cg.backends.tensorflow.derivatives import converted, devices, exported, jacobian, jvp, needs_grad, vjp
 from keras_cg.backends.tensorflow.tensors import (
     agreement,
     asarray,

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_cg.backends.tensorflow import recording
 from keras_cg.backends.tensorflow.composite import Parts, dense, is_composite, mapped, parts
-from keras_cg.backends.tensorflow.recording import refuse_if_not_recording
 from keras_cg.backends.tensorflow.tensors import this_backend
 from keras_cg.engine import defaults, messages
 from keras_cg.engine.contract import PlainFunction, Tensors
@@ -33,7 +33,7 @@ def _recorded(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, list
     # A tape identifies tensors by their ids. What is differentiated needs an id of its own, because the same tensor may
     # be passed twice or be closed over.
     inputs = [mapped(tf.identity, tensor) for tensor in tensors]
-    refuse_if_not_recording(messages.name_of(fun))
+    recording.refuse_if_not_recording(messages.name_of(fun))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(inputs)
         outputs, aux = fun(*inputs)
@@ -74,6 +74,11 @@ def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple
         return tuple([tf.cast(block, tensor.dtype) for block, tensor in zip(found, tensors, strict=True)])
 
     return outputs, tuple(map(rows, targets)), aux
+
+
+def needs_grad(tensors: Sequence[Any]) -> list[bool]:
+    # A graph may be differentiated later.
+    return recording.needs_grad(Parts(tensors)) if tf.executing_eagerly() else [True] * len(tensors)
 
 
 def converted(fun: Callable[..., Any]) -> Callable[..., Any]:

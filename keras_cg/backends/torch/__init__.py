@@ -10,7 +10,16 @@ from __future__ import annotations
 import torch as namespace
 
 from keras_cg.backends.torch.attach import attach
-from keras_cg.backends.torch.derivatives import compiled, devices, exported, gradient, jvp, stop_gradient, vjp
+from keras_cg.backends.torch.derivatives import (
+    compiled,
+    devices,
+    exported,
+    gradient,
+    jvp,
+    needs_grad,
+    stop_gradient,
+    vjp,
+)
 from keras_cg.backends.torch.tensors import (
     agreement,
     asarray,

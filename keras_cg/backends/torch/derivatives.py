@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from keras_cg.backends.torch import transforms
 from keras_cg.backends.torch.attach import call_of
 from keras_cg.backends.torch.tensors import edges, is_compiling, is_forward_open, leaves, saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
@@ -76,6 +77,12 @@ def gradient(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tenso
     differentiated = torch.func.grad_and_value(total, argnums=tuple(range(len(tensors))), has_aux=True)
     gradients, (_, (outputs, aux)) = differentiated(*tensors)
     return outputs, gradients, aux
+
+
+def needs_grad(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    if not is_compiling() and (transforms_active() or is_forward_open()):
+        return [transforms.is_differentiated(tensor) for tensor in tensors]
+    return [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
 
 
 def _materialised(tensor: torch.Tensor) -> torch.Tensor:
