@@ -61,7 +61,8 @@ def _of_code(code: CodeType, has_variables: bool) -> int | None:
     """Returns the style of a rule with this code, of which `has_variables` says whether `variables` has a default."""
     found = signature.of_code(code)
     positional, keywords = found.plain(), [name for name in found.keyword_only if name not in signature.EXTRAS]
-    if "needs_input_grad" in found.names() or ("variables" in found.names() and not has_variables):
+    names = {*found.names()}
+    if not names.isdisjoint(("needs_input_grad", "output")) or ("variables" in names and not has_variables):
         return None
     if keywords == ["upstream"]:
         if found.varargs is not None:
@@ -83,10 +84,24 @@ def takes_variables(rule: Rule) -> bool:
     return parameters is not None and ("variables" in parameters.names() or parameters.varkw is not None)
 
 
-def gets_arguments(rule: Rule) -> bool:
-    """Whether a rule is called with the function's arguments."""
-    parameters = signature.parameters(rule)
-    return parameters is not None and _gets_arguments(parameters)
+def asks(rule: Rule, function: Any) -> tuple[bool, bool]:
+    """Whether a rule is called with the arguments of `function`, and whether it is called with its output."""
+    parameters = _parameters(rule, function)
+    if parameters is None:
+        return False, False
+    return _gets_arguments(parameters), "output" in parameters.names() and "output" in parameters.extras
+
+
+def _parameters(rule: Rule, function: Any) -> Parameters | None:
+    """Returns the parameters of a rule. Its `output` is upstream if it is the only one, or an argument of `function`."""
+    found = signature.parameters(rule)
+    if found is None or "output" not in found.positional:
+        return found
+    is_upstream = not found.plain() and found.varargs is None and "upstream" not in found.keyword_only
+    own = signature.parameters(function) if "upstream" in found.names() else None
+    if is_upstream or (own is not None and "output" in own.positional):
+        return found._replace(extras=tuple([name for name in found.extras if name != "output"]))
+    return found
 
 
 class Convention:
@@ -94,14 +109,22 @@ class Convention:
 
     def __init__(self, rule: Rule, arguments: Arguments, values: tuple[Any, ...], count: int, output: Tree):
         self.rule, self.arguments, self.values, self.count, self.output = rule, arguments, values, count, output
-        self.parameters = signature.parameters(rule)
+        self.parameters = _parameters(rule, arguments.user)
 
-    def call(self, upstreams: list[Any], variables: Sequence[Any], needs_grad: Sequence[bool]) -> Any:
-        """Calls the rule with one upstream for each leaf of the output."""
+    def call(
+        self,
+        upstreams: list[Any],
+        variables: Sequence[Any],
+        needs_grad: Sequence[bool],
+        outputs: Sequence[Any] | None = None,
+    ) -> Any:
+        """Calls the rule with one upstream for each leaf of the output, and perhaps with the tensors of the output."""
         args, kwargs = self._arrange(upstreams)
         extras: dict[str, Any] = {"variables": list(variables)} if variables else {}
         if self.parameters is not None and "needs_input_grad" in self.parameters.names():
             extras["needs_input_grad"] = tuple(needs_grad)
+        if outputs is not None:
+            extras["output"] = self.output.combine(outputs[: len(self.output.places)])
         for place, name in enumerate(() if self.parameters is None else self.parameters.positional):
             # By position only before other arguments.
             if name in extras and place < len(args):

@@ -27,7 +27,8 @@ ACCEPTED_FORMS = """\
         grad(*args, upstream)        the function's positional arguments, then upstream=
         grad(x, y, upstream=None)    the same, spelled out
         any of them with `variables` also variables=[...], when the function captured any
-        any with `needs_input_grad`  also one boolean for each tensor argument"""
+        any with `needs_input_grad`  also one boolean for each tensor argument
+        any with `output`            also the function's output, as the caller has it"""
 
 
 def unknown_variable(name: str, names: Sequence[str]) -> UserWarning:
@@ -107,6 +108,13 @@ def no_convention(function: str, shown: str, arguments: int, outputs: int) -> Ty
         remedy = "write grad(upstream), such as `lambda upstream: 2 * x * upstream` for x * x."
     facts = {"got": f"{shown}, for a call with {call}", "cause": cause, "remedy": remedy}
     return report(TypeError, headline, "    expected one of:", ACCEPTED_FORMS, function=function, **facts)
+
+
+no_output = message(
+    NotImplementedError,
+    "the rule of {0} takes the output, which this backend does not give to a rule.",
+    remedy="let the rule read the value in the function, or ask for it in the package of the backend.",
+)
 
 
 unsorted_output = message(

@@ -23,7 +23,8 @@ class Run:
     the captured values. The result is `(gradients, variable_gradients)`, with None for no gradient. Where `needs_grad`
     is False, the gradient is not checked; without `needs_grad`, all are needed. `arguments` are the caller's own
     tensors, for a rule that is called with the function's arguments; without them it gets those of the run. For complex
-    numbers, cotangents and gradients are dL/dx + i dL/dy, the convention of torch and TensorFlow.
+    numbers, cotangents and gradients are dL/dx + i dL/dy, the convention of torch and TensorFlow. A rule that
+    `takes_output` gets `outputs`: one tensor for each output, through which the gradient is differentiated again.
 
     A backend asks `check`, or `outline` and `check_outline`, before it believes another run; `capture` where the
     function read something that is differentiated and no argument; `closed_over` or `reached` for what the rule holds.
@@ -41,6 +42,7 @@ class Run:
         is_closed: Whether all that the rule can read is data.
         count: How many arguments the function has by position.
         style: How the rule is called, if its code alone tells; else None.
+        takes_output: Whether the rule has a parameter for the output.
         specs: The dtypes and shapes of tensors that may not be kept.
         is_noted: Whether `note` was called, as it is in another run before the user's objects are brought back.
         is_used_up: Whether a probe has called the rule.
@@ -50,7 +52,7 @@ class Run:
 
     __slots__ = (
         *("args", "call", "count", "residuals", "is_closed", "is_noted", "is_used_up", "kwargs", "output", "outputs"),
-        *("rule", "scope", "specs", "style", "tensors", "world"),
+        *("rule", "scope", "specs", "style", "takes_output", "tensors", "world"),
     )
 
     def __init__(
@@ -94,7 +96,10 @@ class Run:
         if self.kwargs and style != ALONE:
             args = call.positional(args, self.kwargs)
         self.count = len(args)
-        self.args = args if style != ALONE and (style is not None or conventions.gets_arguments(rule)) else ()
+        gets_arguments, self.takes_output = style != ALONE, False
+        if style is None:
+            gets_arguments, self.takes_output = conventions.asks(rule, call.user)
+        self.args = args if gets_arguments else ()
         self.style = style if self.scope is None and (style in (ALONE, ANY) or style == self.count) else None
         # The data of a rule that reads nothing else tells whether another run has the same one.
         self.outputs = () if self.is_closed else self.outputs
@@ -111,11 +116,12 @@ class Run:
         variables: Sequence[Any] = (),
         needs_grad: Sequence[bool] | None = None,
         arguments: Sequence[Any] | None = None,
+        outputs: Sequence[Any] | None = None,
     ) -> tuple[Sequence[Any], tuple[Any, ...]]:
         """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
         if self.world is None:
-            return self._pull(cotangents, variables, needs_grad, arguments)
-        return self.world.run(self._pull, cotangents, variables, needs_grad, arguments)  # type: ignore[no-any-return]
+            return self._pull(cotangents, variables, needs_grad, arguments, outputs)
+        return self.world.run(self._pull, cotangents, variables, needs_grad, arguments, outputs)  # type: ignore[no-any-return]
 
     def _pull(
         self,
@@ -123,6 +129,7 @@ class Run:
         variables: Sequence[Any],
         needs_grad: Sequence[bool] | None,
         arguments: Sequence[Any] | None,
+        outputs: Sequence[Any] | None,
     ) -> tuple[Sequence[Any], tuple[Any, ...]]:
         """Calls the rule; most return a plain gradient for each tensor, and nothing is converted."""
         call, rule, output, values = self.call, self.rule, self.output, self.args
@@ -130,7 +137,7 @@ class Run:
         if values and arguments is not None:
             values = tuple(arguments) if call.nest is None else call.positional(*call.bind(tuple(arguments)))
         if self.style is None or variables:
-            return self._by_signature(cotangents, variables, needs_grad, values)
+            return self._by_signature(cotangents, variables, needs_grad, values, outputs)
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
         args, kwargs = ((upstream,), {}) if self.style == ALONE else (values, {"upstream": upstream})
         is_active = config.this.active is backend
@@ -154,15 +161,18 @@ class Run:
         variables: Sequence[Any],
         needs_grad: Sequence[bool] | None,
         values: tuple[Any, ...],
+        outputs: Sequence[Any] | None,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Calls a rule whose signature has to be read."""
         call = self.call
+        if self.takes_output and outputs is None:
+            raise messages.no_output(call.name)
         convention = Convention(self.rule, call, values, self.count, self.output)
         try:
             upstreams = upstreams_of(call.backend, self.output, cotangents)
             fun = convention.call if self.scope is None else self.scope.for_rule()(convention.call)
             needs_input_grad = needs_grad or [True] * len(call.static.places)
-            result = config.under(call.backend, fun, (upstreams, variables, needs_input_grad), {})
+            result = config.under(call.backend, fun, (upstreams, variables, needs_input_grad, outputs), {})
             return call.checked(self.rule, self.shapes(), result, variables, needs_grad)  # type: ignore[no-any-return]
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()

@@ -16,7 +16,7 @@ from keras_cg import user_code
 from keras_cg.engine.functions import innermost
 
 # What a rule may take by name, in any convention.
-EXTRAS = ("variables", "needs_input_grad")
+EXTRAS = ("variables", "needs_input_grad", "output")
 # What a decorated function may take by name, as a keyword-only parameter.
 NEEDS = "needs_input_grad"
 
@@ -25,7 +25,8 @@ class Parameters(NamedTuple):
     """The parameters of a function.
 
     `defaults` returns those of positional parameters by name. It is called only where nothing else decides, because
-    torch.compile (2.13) cannot read the defaults of a function that is defined while it traces.
+    torch.compile (2.13) cannot read the defaults of a function that is defined while it traces. `extras` are the names
+    of what a rule gets beside every convention.
     """
 
     positional: tuple[str, ...]
@@ -34,6 +35,7 @@ class Parameters(NamedTuple):
     varkw: str | None
     defaults: Callable[[], dict[str, Any]]
     keyword_defaults: Callable[[], dict[str, Any]]
+    extras: tuple[str, ...] = EXTRAS
 
     def names(self) -> tuple[str, ...]:
         """Returns every named parameter, in order."""
@@ -46,8 +48,8 @@ class Parameters(NamedTuple):
         return f"{self.varargs or 'args'}[{index - len(self.positional)}]"
 
     def plain(self) -> tuple[str, ...]:
-        """Returns the positional parameters of a rule but for `variables` and `needs_input_grad`."""
-        return tuple(name for name in self.positional if name not in EXTRAS)
+        """Returns the positional parameters of a rule but for its extras, such as `variables`."""
+        return tuple(name for name in self.positional if name not in self.extras)
 
     def binds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call has an argument for every parameter that has no default."""
@@ -55,7 +57,7 @@ class Parameters(NamedTuple):
         return all(name in known for name in (*self.positional[len(args) :], *self.keyword_only))
 
     def required(self) -> int:
-        """Returns how many positional parameters have no default, `variables` and `needs_input_grad` not counted."""
+        """Returns how many positional parameters have no default, its extras not counted."""
         return len([name for name in self.plain() if name not in self.defaults()])
 
     def show(self, name: str) -> str:

@@ -47,11 +47,16 @@ class SavedCall:
         # autograd numbers its levels from the outermost on, and uses the number of one that is over again.
         self.highest = trace_stack.top
         self.floating = [is_floating(output) for output in outputs]
+        # Strongly only what autograd does not keep for a rule that takes the output.
+        self.integers = [output for output in outputs if not is_floating(output)] if pullback.takes_output else []
         # Weakly: an output that the rule does not refer to can be freed.
         self.outputs = [weakref.ref(output) for output in outputs if isinstance(output, numpy.ndarray)]
 
-    def pull(self, argnums: Sequence[int], parents: Sequence[Any], upstream: Any) -> list[Any]:
-        """Returns the gradients of the arguments of the primitive at `argnums`; the parents begin at 2."""
+    def pull(self, argnums: Sequence[int], parents: Sequence[Any], ans: Any, upstream: Any) -> list[Any]:
+        """Returns the gradients of the arguments of the primitive at `argnums`; the parents begin at 2.
+
+        `ans` is what the primitive returned, if the rule takes the output.
+        """
         arriving = iter((upstream,) if self.floating.count(True) == 1 else upstream)
         cotangents = [conjugate(next(arriving)) if is_real else None for is_real in self.floating]
         outer = max([parent._trace for parent in parents if isinstance(parent, Box)], default=-1)
@@ -61,24 +66,34 @@ class SavedCall:
         added = max(self.highest - trace_stack.top, 0)
         trace_stack.top += added
         try:
-            gradients = self._gradients(parents, cotangents, [place + 2 in argnums for place in range(len(parents))])
+            outputs = self._whole(ans) if self.pullback.takes_output else None
+            needs_grad = [place + 2 in argnums for place in range(len(parents))]
+            gradients = self._gradients(parents, cotangents, needs_grad, outputs)
         finally:
             trace_stack.top -= added
         shared = [*parents, *[output() for output in self.outputs]]
         found = [self._outside(gradients[argnum - 2], level, known) for argnum in argnums]
         return [_for_autograd(each, parents[argnum - 2], shared) for argnum, each in zip(argnums, found, strict=True)]
 
-    def _gradients(self, parents: Sequence[Any], cotangents: list[Any], needs_grad: list[bool]) -> Tensors:
+    def _whole(self, ans: Any) -> list[Any]:
+        """Returns all outputs, as the level has them that differentiates the gradient."""
+        arriving, integers = iter((ans,) if self.floating.count(True) == 1 else ans), iter(self.integers)
+        return [next(arriving if is_real else integers) for is_real in self.floating]
+
+    def _gradients(
+        self, parents: Sequence[Any], cotangents: list[Any], needs_grad: list[bool], outputs: list[Any] | None
+    ) -> Tensors:
         pullback = self.pullback
         if any([isinstance(parent, Box) for parent in parents]):
             # The function runs again, on values that the outer level differentiates.
             _, pullback = self.fun(*map(asarray, parents))
             shapes = [None if each is None else asarray(innermost(each)) for each in cotangents]
             this_backend: Any = sys.modules[__package__]
-            self.pullback.check(pullback, lambda each: each(linear.irregular(this_backend, shapes), (), needs_grad)[0])
+            irregular = functools.partial(linear.irregular, this_backend, shapes)
+            self.pullback.check(pullback, lambda each: each(irregular(), (), needs_grad, None, outputs)[0])
             if pullback.is_used_up:
                 _, pullback = self.fun(*map(asarray, parents))
-        return pullback(cotangents, (), needs_grad)[0]  # type: ignore[no-any-return]
+        return pullback(cotangents, (), needs_grad, None, outputs)[0]  # type: ignore[no-any-return]
 
     def _outside(self, gradient: Any, level: int, known: set[Any] | None) -> Any:
         """Returns a gradient without the boxes of levels that are over, which are those of `level` and above.
@@ -121,7 +136,8 @@ def custom_gradient(call: SavedCall, outputs: Any, *parents: Any) -> Any:
 
 
 def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
-    return functools.partial(args[0].pull, argnums, args[2:])
+    # Else autograd would keep the output for as long as the gradient may be asked for.
+    return functools.partial(args[0].pull, argnums, args[2:], ans if args[0].pullback.takes_output else None)
 
 
 defvjp_argnums(custom_gradient, _vjps)

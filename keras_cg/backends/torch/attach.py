@@ -103,7 +103,8 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
         saved = [*map(unwrap_if_dead, saved)]
     if is_hooked:
         # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
-        probed = functools.partial(probe, outputs, saved[call.number :], [each.requires_grad for each in tensors])
+        needs_grad = [each.requires_grad for each in tensors]
+        probed = functools.partial(probe, outputs, saved[call.number :], needs_grad, **call.given(outputs))
         residuals, call.facts = run.outline(inputs, probed)
         residuals, call.run, call.watched, call.written = saveable(residuals), None, [], []
     results = _apply((call, outputs, residuals), *saved)
@@ -149,13 +150,16 @@ class SavedCall:
         storages: Where the memory of the arguments and outputs begins.
         facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         autocasts: The autocast of the first run, if there was one.
-        is_simple: Whether all outputs are floating, and none has its memory from an argument or another output.
+        is_simple: Whether all outputs are floating, and none has its memory from an argument or another output; not if
+            the outputs are saved.
+        outputs: How many outputs are saved, which is all or none: for a rule that takes them.
         reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes
             in it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
     """
 
     fun: Any
     facts: Any = None
+    outputs: int = 0
     autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
     written: Sequence[tuple[torch.Tensor, Any]] = ()
     reads: list[bool] | None = None
@@ -178,6 +182,8 @@ class SavedCall:
         has written to it.
         """
         self.fun, self.run, self.number, is_simple, known, watched = run.call, run, number, True, [], []
+        if run.takes_output:
+            is_simple, self.outputs = False, len(outputs)
         used, storages, before = set(), set(), {id(tensor) for tensor, _ in existing} if existing else ()
         for part in (*run.residuals, *run.args) if run.args else run.residuals:
             if isinstance(part, torch.Tensor):
@@ -222,6 +228,10 @@ class SavedCall:
             elif self.facts is not None:
                 pullback.check_outline(inputs, residuals, self.facts, gradients)
         return fun(*inputs)[1] if pullback.is_used_up else pullback
+
+    def given(self, tensors: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
+        """Returns what the rule gets by name: the outputs, which are the last of `tensors`, if it takes them."""
+        return {"outputs": tensors[len(tensors) - self.outputs :]} if self.outputs else {}
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context for a rule, which must not read what was written to since its run."""
@@ -271,10 +281,14 @@ class Attached(torch.autograd.Function):
             if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
                 # A view of the argument for autograd, which then notices a change in place of either.
                 result = base.as_strided(output.size(), output.stride(), output.storage_offset())
+            elif call.outputs and output.is_inference():
+                result = output.clone()  # autograd cannot save an inference tensor
             else:
                 result = output.detach()
             results.append(result)
         ctx.mark_non_differentiable(*integers(results))
+        if call.outputs:
+            ctx.save_for_backward(*tensors, *residuals, *results)
         return tuple(results)
 
     @staticmethod
@@ -286,7 +300,8 @@ class Attached(torch.autograd.Function):
         if is_dynamo_compiling():
             # Compiled autograd traces this function, for which no tensor has a version or a place in memory.
             saved = ctx.saved_tensors
-            gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count], saved[:count])
+            given = call.given(saved)
+            gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count], saved[:count], **given)
             return (None, *gradients, *others)
         try:
             for tensor, before in call.watched:
@@ -297,14 +312,16 @@ class Attached(torch.autograd.Function):
             if is_changed(call.watched):
                 call.refuse_changes()
         # Read once: a checkpoint recomputes saved tensors only once.
-        is_read = is_recorded or pullback is None or stop > count or pullback.args
+        is_read = is_recorded or pullback is None or stop > count or pullback.args or call.outputs
         saved = ctx.saved_tensors if is_read else ()
         variables = saved[count:stop]
+        given = call.given(saved) if call.outputs else {}
         if is_recorded or pullback is None:
             inputs = saved[:count] if is_recorded else [tensor.detach() for tensor in saved[:count]]
-            pullback = call.again(
-                inputs, saved[stop:], functools.partial(probe, cotangents, variables, needs_grad[:count])
-            )
+            probed = functools.partial(probe, cotangents, variables, needs_grad[:count], **given)
+            pullback = call.again(inputs, saved[stop : len(saved) - call.outputs], probed)
+        if given:
+            pullback = functools.partial(pullback, **given)
         if not is_recorded and call.reads is not None:
             pullback = functools.partial(_read, call.reads, pullback)
         # A rule that is called with the function's arguments gets the caller's own tensors, and not detached ones.

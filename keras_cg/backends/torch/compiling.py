@@ -49,7 +49,8 @@ def with_compiler(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
             if known is tensor:
                 other = tensor.view_as(tensor)
         distinct.append(other)
-    return _Compiling.apply(pullback, [*inputs, *outputs], needs_grad, same, *distinct)  # type: ignore[no-any-return, no-untyped-call]
+    given = len(outputs) if pullback.takes_output else 0
+    return _Compiling.apply(pullback, [*inputs, *outputs], needs_grad, same, given, *distinct)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # Without this decorator, Dynamo of torch 2.11 answers yes in all that it traces.
@@ -69,9 +70,10 @@ class _Compiling(torch.autograd.Function):
         known: list[torch.Tensor],
         needs_grad: list[bool],
         same: list[int],
+        given: int,
         *tensors: torch.Tensor,
     ) -> Any:
-        ctx.pullback, ctx.needs_grad, ctx.count = pullback, needs_grad, len(same)
+        ctx.pullback, ctx.needs_grad, ctx.count, ctx.given = pullback, needs_grad, len(same), given
         outputs = []
         without = []
         for number in range(len(same)):
@@ -89,4 +91,9 @@ class _Compiling(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        return (None, None, None, None, *[None] * ctx.count, *ctx.pullback(cotangents, (), ctx.needs_grad)[0])
+        outputs = None
+        if ctx.given:
+            saved = ctx.saved_tensors
+            outputs = saved[len(saved) - ctx.given :]
+        gradients, _ = ctx.pullback(cotangents, (), ctx.needs_grad, None, outputs)
+        return (None, None, None, None, None, *[None] * ctx.count, *gradients)

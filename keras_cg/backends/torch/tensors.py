@@ -341,11 +341,15 @@ def describe(tensor: torch.Tensor) -> str:
 
 
 def probe(
-    cotangents: Sequence[Any], variables: Sequence[Any], needs_grad: Sequence[bool] | None, pullback: Pullback
+    cotangents: Sequence[Any],
+    variables: Sequence[Any],
+    needs_grad: Sequence[bool] | None,
+    pullback: Pullback,
+    outputs: Sequence[Any] | None = None,
 ) -> list[Any]:
     """Returns the gradients of a pullback along new upstreams in the place of `cotangents`, which have no batch."""
     plain = [
         each if each is None else torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in cotangents
     ]
-    gradients, others = pullback(linear.irregular(this_backend, plain), variables, needs_grad)
+    gradients, others = pullback(linear.irregular(this_backend, plain), variables, needs_grad, None, outputs)
     return [*gradients, *others]

@@ -68,9 +68,10 @@ def with_transforms(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]
     # What only the rule reads would be a dead wrapper where it runs after its level is over.
     wrapped = _wrapped_near([*fun.closed_over(), *pullback.closed_over()])
     captured += [each for each in wrapped if id(each) not in known]
-    probed = functools.partial(probe, outputs, [captured[place] for place in variables], None)
+    given = {"outputs": outputs} if pullback.takes_output else {}
+    probed = functools.partial(probe, outputs, [captured[place] for place in variables], None, **given)
     first = pullback.outline(inputs, probed)
-    call = _SavedCall(fun, first, captured, variables, outputs)
+    call = _SavedCall(fun, first, captured, variables, outputs, len(outputs) if given else 0)
     results = [output.detach() for output in _batched(outputs, (*tensors, *captured))]
     return _Transformed.apply(call, *results, *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -121,20 +122,29 @@ class _SavedCall:
         captured: The tensors of a level that the function read and that are no arguments.
         variables: The places among these of the tensors that its outputs depend on.
         specs: Shape, dtype and device of each output.
+        outputs: How many outputs are saved, which is all or none: for a rule that takes them.
     """
 
     def __init__(
-        self, fun: Function, first: tuple[Any, Any], captured: Tensors, variables: Sequence[int], outputs: Tensors
+        self,
+        fun: Function,
+        first: tuple[Any, Any],
+        captured: Tensors,
+        variables: Sequence[int],
+        outputs: Tensors,
+        saved_outputs: int,
     ):
         self.fun, self.first, self.captured, self.variables = fun, first, captured, variables
+        self.outputs = saved_outputs
         self.specs = [(output.shape, output.dtype, output.device) for output in outputs]
 
     def gradients(
         self, saved: Tensors, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None = None
     ) -> list[Any]:
         """Runs the function again, on the tensors of a level; returns a gradient for each argument and capture."""
-        count = len(saved) - len(self.captured)
-        captured = saved[count:]
+        stop = len(saved) - self.outputs
+        count = stop - len(self.captured)
+        captured, given = saved[count:stop], {"outputs": saved[stop:]} if self.outputs else {}
         known = [*saved, *[each for each in cotangents if each is not None]]
         with (
             _Operands(self.fun.name, known) as operands,
@@ -142,10 +152,11 @@ class _SavedCall:
         ):
             _, pullback = self.fun(*saved[:count])
             variables = [captured[place] for place in self.variables]
-            pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables, None))
+            probed = functools.partial(probe, cotangents, variables, None, **given)
+            pullback.check_outline(saved[:count], *self.first, probed)
             if pullback.is_used_up:
                 _, pullback = self.fun(*saved[:count])
-            gradients, others = pullback(cotangents, variables, needs_grad)
+            gradients, others = pullback(cotangents, variables, needs_grad, **given)
         hidden = [describe(each) for each in operands.captured.values() if _is_batched_or_dead(each)]
         if hidden:
             raise messages.hidden_in_rule(self.fun.name, hidden[0])
@@ -167,8 +178,9 @@ class _Transformed(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.call, *tensors = inputs
         ctx.level = max([functorch.maybe_get_level(each) for each in tensors], default=-2)
-        ctx.save_for_backward(*tensors[len(output) :])
-        ctx.save_for_forward(*tensors[len(output) :])
+        saved = [*tensors[len(output) :], *(output if ctx.call.outputs else ())]
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
         ctx.mark_non_differentiable(*integers(output))
 
     @staticmethod
@@ -236,7 +248,7 @@ def _pushforward(
     is_real = [dtype.is_floating_point or dtype.is_complex for _, dtype, _ in call.specs]
     specs = [spec for spec, is_needed in zip(call.specs, is_real, strict=True) if is_needed]
     zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in specs]
-    places = [place for place, tensor in enumerate(saved) if is_floating(tensor)]
+    places = [place for place, tensor in enumerate(saved[: len(saved) - call.outputs]) if is_floating(tensor)]
     primals = [saved[place] for place in places]
 
     def pull(cotangents: Tensors) -> tuple[torch.Tensor, ...]:
