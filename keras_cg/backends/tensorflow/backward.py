@@ -38,7 +38,7 @@ from keras_cg.engine.linear import check_or_nan
 class Backward:
     """The map from the cotangents of a call's outputs to the gradients of its inputs.
 
-    It does not refer to the outputs, whose memory would live as long as the tape.
+    It does not refer to the outputs, whose memory would live as long as the tape, unless the rule takes them.
 
     Args:
         fun: The function.
@@ -64,6 +64,8 @@ class Backward:
         self.variables, self.values, self.unknown = variables, [*map(tf.convert_to_tensor, variables)], unknown
         # The tensors that get a gradient.
         self.inputs = [*arguments.values, *self.values, *unknown]
+        # For a rule that takes the output: until `record` the outputs of the run, and then those that tapes know.
+        self.results, self.outputs = results if pullback.takes_output else None, None
         # What an upstream is made of: of a composite tensor's parts, of one tensor (True), or there is none (False).
         self.shells: Sequence[Any] = results.are_floating
         if not results.are_plain:
@@ -73,8 +75,11 @@ class Backward:
 
     def record(self, results: list[Any]) -> None:
         """Tells all tapes and accumulators that this is the backward pass from `results` to the inputs."""
-        record_operation_forwardprop_only("custom_gradient", results, self.inputs, self.for_accumulator, None)
+        if self.results is not None:
+            self.results, self.outputs = None, self.results.filled(results)
+        # Tapes first: an accumulator calls the rule at once, and a tape around it must know the outputs that it takes.
         record_operation_backprop_only("custom_gradient", results, self.inputs, self.for_tape)
+        record_operation_forwardprop_only("custom_gradient", results, self.inputs, self.for_accumulator, None)
 
     def for_tape(self, *cotangents: Any) -> list[Any]:
         """Returns the gradients for a tape: those of another run, if they will be differentiated themselves."""
@@ -121,7 +126,7 @@ class Backward:
     def _probe(self, cotangents: Sequence[Any], pullback: Pullback) -> list[Any]:
         """Returns the gradients of a pullback along upstreams that are always the same."""
         arriving = linear.irregular(this_backend, [*map(dense, cotangents)])
-        gradients, others = pullback(self._upstreams(arriving), self.variables, self.needs_grad)
+        gradients, others = pullback(self._upstreams(arriving), self.variables, self.needs_grad, None, self.outputs)
         return [*gradients, *others]
 
     def _upstreams(self, cotangents: Sequence[Any]) -> list[Any]:
@@ -135,7 +140,7 @@ class Backward:
     def _gradients(self, pullback: Pullback, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None) -> list[Any]:
         arriving = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in cotangents]
         upstreams = arriving if self.is_direct else self._upstreams(arriving)
-        gradients, others = pullback(upstreams, self.variables, needs_grad)
+        gradients, others = pullback(upstreams, self.variables, needs_grad, None, self.outputs)
         found = [*gradients, *others]
         pairs = zip([*self.arguments.tensors, *self.values], found, strict=True)
         found = [part for pair in pairs for part in _gradient_parts(*pair)]
