@@ -105,7 +105,7 @@ def _with_rule(
         outputs, rule, values = with_residuals(*args)
         # Only if the gradient is differentiated again, the outputs must keep the rule.
         tied = rule_primitives.tie(rule, values, outputs, args) if is_recording() else tuple(outputs)
-        return tied, Partial(rule, values)  # type: ignore[no-untyped-call]
+        return tied, Partial(rule, [*values, *rule.given(tied)])  # type: ignore[no-untyped-call]
 
     def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         outputs, rule, values = with_residuals(*args)
@@ -158,9 +158,9 @@ def _run(
 
     def residuals() -> Residuals:
         if is_recording():
-            return _traced(fun, rule, outputs)
+            return _traced(fun, rule, outputs, pullback.takes_output)
         # The gradient will not be differentiated, so the rule runs as Python and may look at values.
-        return Rule(fun.name, lambda _, cotangents: rule(cotangents), needs_grad), ()
+        return Rule(fun.name, lambda given, each: rule(each, given), needs_grad, takes_output=pullback.takes_output), ()
 
     return outputs, (), residuals
 
@@ -169,9 +169,11 @@ def _flat(pullback: Pullback, outputs: Tensors, needs_grad: Sequence[bool], vari
     """Returns the rule in JAX's convention for complex numbers; it takes one cotangent for each floating output."""
     floating = [is_floating(output) for output in outputs]
 
-    def rule(cotangents: Sequence[Any]) -> list[Any]:
+    def rule(cotangents: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         arriving = map(conjugate, cotangents)
-        gradients, others = pullback([next(arriving) if real else None for real in floating], variables, needs_grad)
+        upstreams = [next(arriving) if real else None for real in floating]
+        given = outputs if pullback.takes_output else None
+        gradients, others = pullback(upstreams, variables, needs_grad, None, given)
         return [None if gradient is None else conjugate(gradient) for gradient in (*gradients, *others)]
 
     return rule
@@ -181,11 +183,11 @@ def _flat(pullback: Pullback, outputs: Tensors, needs_grad: Sequence[bool], vari
 _being_traced: ContextVar[tuple[tuple[Any, ...], ...]] = ContextVar("being_traced", default=())
 
 
-def _traced(fun: Function, rule: FlatRule, outputs: Sequence[Any]) -> Residuals:
+def _traced(fun: Function, rule: FlatRule, outputs: Sequence[Any], takes_output: bool) -> Residuals:
     """Traces the rule of a function."""
     token = _being_traced.set((*_being_traced.get(), _identity(fun)))
     try:
-        return rule_primitives.traced(fun.name, rule, outputs)
+        return rule_primitives.traced(fun.name, rule, outputs, takes_output)
     finally:
         _being_traced.reset(token)
 
@@ -242,9 +244,15 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
     # JAX keeps `run`, so it must not refer to `program`, which holds traced values.
     jaxpr, count, needs_grad = program.jaxpr, program.count, program.needs_grad
 
-    def run(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]:
+    def results_of(*args: Any) -> list[Any]:
         values = [const if place is None else args[place] for place, const in consts]
-        results = jax.core.eval_jaxpr(jaxpr, values, *args[:start])
+        return jax.core.eval_jaxpr(jaxpr, values, *args[:start])  # type: ignore[no-any-return]
+
+    if rule is not None and rule.takes_output:
+        results_of = rule_primitives.without_tangents(results_of, count)
+
+    def run(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]:
+        results = results_of(*args)
 
         def residuals() -> Residuals:
             if error is not None:
@@ -308,7 +316,7 @@ class _Program:
             return outputs  # type: ignore[no-any-return]
         try:
             rule = _flat(pullback, outputs, self.needs_grad, self.variables or ())
-            self.rule, values = _traced(fun, rule, outputs)
+            self.rule, values = _traced(fun, rule, outputs, pullback.takes_output)
         except RecursionError:
             # It is about the program, and would hide what calls itself without end.
             raise

@@ -21,14 +21,16 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters.batching import bdim_at_front
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from keras_cg.backends.jax import linear
 from keras_cg.backends.jax.names import unmapped_aval
 from keras_cg.backends.jax.tensors import is_floating
 from keras_cg.engine import messages
 
-# From one cotangent for each floating output to one gradient for each argument, None where there is none.
-FlatRule = Callable[[Sequence[Any]], list[Any]]
+# From one cotangent for each floating output to one gradient for each argument, None where there is none. The second
+# argument has the outputs, for a rule that takes them.
+FlatRule = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # because JAX hashes the parameters of primitives
@@ -37,6 +39,8 @@ class Rule:
 
     The values are what it uses of the forward pass. `program` is its jaxpr, if it was traced, and `places` are those of
     the gradients in it; without them, all floating outputs have the batch of a vmap. `name` is that of the function.
+    The last values of a rule that `takes_output` are all outputs, as `tie` returns them: so the rule is also their
+    derivative where the gradient is differentiated. `tie` and what it calls add them.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Rule:
     has_gradient: Sequence[bool]
     program: Any = None
     places: Sequence[int | None] | None = None
+    takes_output: bool = False
 
     # A cache of JAX (0.10) holds callable parameters of primitives weakly; it would keep any other object alive.
     def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
@@ -58,7 +63,7 @@ class Rule:
 
         has_gradient = [place is not None and self.has_gradient[place] for place in places]
         known = self.places and [None if place is None else self.places[place] for place in places]
-        return Rule(self.name, fun, has_gradient, self.program, known)
+        return Rule(self.name, fun, has_gradient, self.program, known, self.takes_output)
 
     def shared(self, count: int, values: Sequence[int | None], args: Sequence[int | None]) -> list[bool]:
         """Returns for each of `count` cotangents whether its output has a derivative without the batch of a vmap."""
@@ -93,7 +98,11 @@ class Rule:
             ]
 
         fun = divided if any(shared) else summed
-        return Rule(self.name, fun, self.has_gradient, self.program, self.places)
+        return Rule(self.name, fun, self.has_gradient, self.program, self.places, self.takes_output)
+
+    def given(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Returns those of the values that are outputs."""
+        return outputs if self.takes_output else ()
 
     def split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Returns the operands of a primitive before those that belong to the arguments, and these."""
@@ -101,22 +110,32 @@ class Rule:
         return operands[:stop], operands[stop:]
 
 
-def traced(name: str, rule: FlatRule, outputs: Sequence[Any]) -> tuple[Rule, Sequence[Any]]:
-    """Returns a rule as a jaxpr, and its constants: they are exactly the values that it uses of the forward pass."""
-    has_gradient: list[bool] = []
+def traced(
+    name: str, rule: FlatRule, outputs: Sequence[Any], takes_output: bool = False
+) -> tuple[Rule, Sequence[Any]]:
+    """Returns a rule as a jaxpr, and its constants: they are exactly the values that it uses of the forward pass.
 
-    def present(*cotangents: Any) -> list[Any]:
-        gradients = rule(cotangents)
+    The outputs that a rule takes are the first inputs of the jaxpr.
+    """
+    has_gradient: list[bool] = []
+    count = len(outputs) if takes_output else 0
+
+    def present(*inputs: Any) -> list[Any]:
+        gradients = rule(inputs[count:], inputs[:count])
         has_gradient[:] = [gradient is not None for gradient in gradients]
         return [gradient for gradient in gradients if gradient is not None]
 
     def fun(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        gradients = iter(jax.core.eval_jaxpr(jaxpr, values, *cotangents))
+        stop = len(values) - count
+        gradients = iter(jax.core.eval_jaxpr(jaxpr, values[:stop], *values[stop:], *cotangents))
         return [next(gradients) if is_present else None for is_present in has_gradient]
 
-    jaxpr, consts = linear.program(present, [jax.typeof(output) for output in outputs if is_floating(output)])
+    types = [*map(jax.typeof, outputs)]
+    jaxpr, consts = linear.program(present, [*types[:count], *[each for each in types if is_floating(each)]])
     places = itertools.count()
-    return Rule(name, fun, has_gradient, jaxpr, [next(places) if has else None for has in has_gradient]), consts
+    # The batch of an output that the rule takes decides about the batches of the others.
+    known = None if takes_output else [next(places) if has else None for has in has_gradient]
+    return Rule(name, fun, has_gradient, jaxpr, known, takes_output), consts
 
 
 def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -127,6 +146,25 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
         return fun(*(dict(enumerate(primals)) | dict(zip(active, values, strict=True))).values())
 
     return jax.jvp(of_active, [primals[place] for place in active], [tangents[place] for place in active])
+
+
+def without_tangents(fun: Callable[..., list[Any]], count: int) -> Callable[..., list[Any]]:
+    """Returns a function whose first `count` results have no derivative, for `tie` gives them theirs.
+
+    So what computes them alone need not have one, such as a callback, nor a transpose, such as a while loop.
+    """
+    untied = jax.custom_jvp(fun)
+
+    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        results = untied(*primals)
+        zeros = [ad.instantiate_zeros(ad.Zero(jax.typeof(each).to_tangent_aval())) for each in results[:count]]
+        jaxpr, consts = linear.program(lambda *args: fun(*args)[count:], [*map(jax.typeof, primals)])
+        jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+        _, pushed = jvp(lambda *args: jax.core.eval_jaxpr(jaxpr, consts, *args), primals, tangents)
+        return results, [*zeros, *pushed]
+
+    untied.defjvp(derivative, symbolic_zeros=True)
+    return untied
 
 
 def _batched(
@@ -158,7 +196,8 @@ def _batched(
         bdim_at_front(value, place, axis.size) if is_needed else value  # type: ignore[no-untyped-call]
         for value, place, is_needed in zip(operands, axes, needed, strict=True)
     ]
-    rule = rule.batched(axis, before[count:], of_args, shared)
+    given = rule.given([0 if is_needed else None for is_needed in needed[:count]])
+    rule = rule.batched(axis, [*before[count:], *given], of_args, shared)
     if "specs" in params:
         params["specs"] = tuple(
             spec if is_shared else unmapped_aval(axis.size, 0, spec, axis.explicit_mesh_axis)
@@ -213,7 +252,8 @@ def _tie_jvp(
     # With jax_custom_vjp3, JAX (0.10) refuses to compile a primitive that holds a program with a custom_vjp.
     program = None if getattr(rule.program, "is_high", False) else rule.program
     params = {"rule": rule.at(active), "specs": specs, "program": program}
-    pushed = iter(_pushforward.bind(*before[count:], *[along[place] for place in active], **params))
+    values = [*before[count:], *rule.given(outputs)]
+    pushed = iter(_pushforward.bind(*values, *[along[place] for place in active], **params))
     return outputs, [next(pushed) if is_floating(output) else zero for zero, output in zip(zeros, outputs, strict=True)]
 
 
