@@ -92,7 +92,7 @@ captured_argument = message(
     "{0} reads its tensor argument {1} in another way, too, which the gradient of that argument may leave out.",
     cause="the weights are arguments, and the function calls the module that owns them.",
     remedy="compute with the argument, as by torch.func.functional_call; or, if the rule gives the whole gradient, run"
-    " the module under torch.no_grad().",
+    " the module under torch.no_grad(), and let the rule take what it computed by a parameter `output`.",
 )
 _argument_also_captured = message(
     CapturedVariableError,
@@ -105,7 +105,7 @@ callback_differentiated = message(
     NotImplementedError,
     "{0} runs a callback, such as jax.pure_callback, which JAX does not differentiate.",
     cause="a second derivative through what the callback computed, because the rule reads it.",
-    remedy="compute it from the arguments in the rule, or use keras_cg.recipes.from_numpy with a vjp that has a rule.",
+    remedy="let the rule take the output by a parameter `output`, or compute it from the arguments in the rule.",
 )
 detached_argument = message(
     GradientError,

@@ -98,7 +98,8 @@ def _parameters(rule: Rule, function: Any) -> Parameters | None:
     if found is None or "output" not in found.positional:
         return found
     is_upstream = not found.plain() and found.varargs is None and "upstream" not in found.keyword_only
-    own = signature.parameters(function) if "upstream" in found.names() else None
+    gets_arguments = "upstream" in (*found.positional[1:], *found.keyword_only)
+    own = signature.parameters(function) if gets_arguments else None
     if is_upstream or (own is not None and "output" in own.positional):
         return found._replace(extras=tuple([name for name in found.extras if name != "output"]))
     return found

@@ -200,6 +200,7 @@ def custom_gradient(fun: Any = None) -> Any:
     - The rule may be written as `grad(upstream)`, `grad(dy1, dy2)`, `grad(*dys)`, `grad(*args, upstream=None)` or
       `grad(x, y, upstream)`, each also with `variables`: the captured values, whose gradients it returns as well;
       and with `needs_input_grad`: for each tensor argument, whether its gradient is asked for.
+      With `output`, it gets the output as the caller has it, for a second derivative through the rule itself.
     - A keyword-only parameter `needs_input_grad` of the function gets the same, and is no argument of a call.
     - The rule returns one tensor, a flat tuple or list, or the same pytree as the arguments. The count, the structure,
       the shapes and the dtypes are checked. Nothing is broadcast or summed.

@@ -244,15 +244,14 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
     # JAX keeps `run`, so it must not refer to `program`, which holds traced values.
     jaxpr, count, needs_grad = program.jaxpr, program.count, program.needs_grad
 
-    def results_of(*args: Any) -> list[Any]:
-        values = [const if place is None else args[place] for place, const in consts]
-        return jax.core.eval_jaxpr(jaxpr, values, *args[:start])  # type: ignore[no-any-return]
-
+    evaluated = functools.partial(jax.core.eval_jaxpr, jaxpr)
     if rule is not None and rule.takes_output:
-        results_of = rule_primitives.without_tangents(results_of, count)
+        # The rule is the derivative of the outputs, so that of what computes them is never asked for.
+        evaluated = linear.without_tangents(jaxpr, count)
 
     def run(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]:
-        results = results_of(*args)
+        values = [const if place is None else args[place] for place, const in consts]
+        results = evaluated(values, *args[:start])
 
         def residuals() -> Residuals:
             if error is not None:

@@ -41,6 +41,36 @@ def split_invars(jaxpr: Any, count: int) -> tuple[Sequence[Any], Sequence[Any]]:
     return variables[:start], variables[start:]
 
 
+def without_tangents(jaxpr: Any, count: int) -> Callable[..., list[Any]]:
+    """Returns what evaluates a jaxpr, each operation once, so that its first `count` results have no derivative.
+
+    What computes these alone then needs none, as a callback has none, and no transpose, as a while loop has none.
+    """
+    needed, before, after = _variables(jaxpr.outvars[count:]), [], []
+    for equation in reversed(jaxpr.eqns):
+        if needed.isdisjoint(equation.outvars):
+            after.append(equation)
+        else:
+            before.append(equation)
+            needed |= _variables(equation.invars)
+    read = _variables(jaxpr.outvars[:count]).union(*[_variables(equation.invars) for equation in after])
+    both = [each for equation in before for each in equation.outvars if each in read]
+    first = jaxpr.replace(eqns=before[::-1], outvars=[*jaxpr.outvars[count:], *both])
+    rest = jaxpr.replace(eqns=after[::-1], invars=[*jaxpr.invars, *both], outvars=jaxpr.outvars[:count])
+
+    def evaluate(consts: Sequence[Any], *args: Any) -> list[Any]:
+        results = jax.core.eval_jaxpr(first, consts, *args)
+        stop = len(jaxpr.outvars) - count
+        inputs = jax.lax.stop_gradient([[*consts], [*args, *results[stop:]]])
+        return [*jax.core.eval_jaxpr(rest, inputs[0], *inputs[1]), *results[:stop]]
+
+    return evaluate
+
+
+def _variables(operands: Sequence[Any]) -> set[Any]:
+    return {each for each in operands if not isinstance(each, Literal)}
+
+
 # The primitive around the outputs of a function with a rule, and the function whose rule counts for nothing now.
 OUTPUT = "keras_cg_output"
 _plain: ContextVar[str | None] = ContextVar("plain", default=None)

@@ -21,7 +21,6 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters.batching import bdim_at_front
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from keras_cg.backends.jax import linear
 from keras_cg.backends.jax.names import unmapped_aval
@@ -146,25 +145,6 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
         return fun(*(dict(enumerate(primals)) | dict(zip(active, values, strict=True))).values())
 
     return jax.jvp(of_active, [primals[place] for place in active], [tangents[place] for place in active])
-
-
-def without_tangents(fun: Callable[..., list[Any]], count: int) -> Callable[..., list[Any]]:
-    """Returns a function whose first `count` results have no derivative, for `tie` gives them theirs.
-
-    So what computes them alone need not have one, such as a callback, nor a transpose, such as a while loop.
-    """
-    untied = jax.custom_jvp(fun)
-
-    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        results = untied(*primals)
-        zeros = [ad.instantiate_zeros(ad.Zero(jax.typeof(each).to_tangent_aval())) for each in results[:count]]
-        jaxpr, consts = linear.program(lambda *args: fun(*args)[count:], [*map(jax.typeof, primals)])
-        jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-        _, pushed = jvp(lambda *args: jax.core.eval_jaxpr(jaxpr, consts, *args), primals, tangents)
-        return results, [*zeros, *pushed]
-
-    untied.defjvp(derivative, symbolic_zeros=True)
-    return untied
 
 
 def _batched(
