@@ -222,6 +222,14 @@ def test_what_a_function_is_told_is_no_argument(backend):
     assert plain(X, 3.0) == pytest.approx(3 * X)
 
 
+def test_a_function_around_a_decorated_one_is_not_told(eager):
+    f, told = telling()
+    around = custom_gradient(functools.wraps(f)(lambda *args: (f(*args), lambda upstream: (13 * upstream, None))))
+    gradient = keras_cg.grad(lambda x: ops.sum(around(x, eager.tensor(W))))(eager.tensor(X))
+    np.testing.assert_allclose(eager.array(gradient), [13, 13])
+    assert all(len(each) == 2 for each in told)
+
+
 @pytest.mark.only("torch")
 def test_a_function_that_is_decorated_while_a_program_is_traced_is_told(torch):
     """The default of the parameter, which torch.compile could not read, is not asked for, nor is a gradient for it."""

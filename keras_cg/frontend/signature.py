@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from keras_cg import user_code
-from keras_cg.engine.functions import innermost
+from keras_cg.engine.functions import Decorated, innermost
 
 # What a rule may take by name, in any convention.
 EXTRAS = ("variables", "needs_input_grad", "output")
@@ -143,6 +143,9 @@ def asks(fun: Callable[..., Any]) -> bool:
     """Whether a function has a keyword-only parameter `needs_input_grad`, which is no argument of a call."""
     plain = innermost(fun)
     while plain is not None and hasattr(plain, "__wrapped__"):
+        # What a decorated function is told, another one that calls it need not be told.
+        if isinstance(plain.__wrapped__, Decorated):
+            return False
         plain = innermost(plain.__wrapped__)
     return plain is not None and _asks(plain.__code__)
 

@@ -101,6 +101,8 @@ def _declare(at: Inspection, number: int) -> str:
     """Returns the advice to declare the gradient of an argument, with the line that does so."""
     fun = at.subject.f.__wrapped__ if isinstance(at.subject.f, CustomGradient) else at.subject.f
     found = signature.parameters(fun)
+    if found is not None:
+        found = found._replace(keyword_only=tuple([name for name in found.keyword_only if name != signature.NEEDS]))
     shown, name = "..." if found is None else found.show("")[1:-1], at.arguments.names[number]
     others = [each for index, each in enumerate(at.gradient) if index != number]
     is_identity = len(at.upstream) == 1 and numpy.array_equal(at.gradient[number], at.upstream[0])

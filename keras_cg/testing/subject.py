@@ -268,6 +268,7 @@ def with_rule(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., 
 
     @functools.wraps(plain)
     def pair(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop(signature.NEEDS, None)  # `f` is told by its own decorator
         return f(*args, **kwargs), rule
 
     return custom_gradient(pair)

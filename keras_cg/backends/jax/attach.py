@@ -105,7 +105,7 @@ def _with_rule(
         outputs, rule, values = with_residuals(*args)
         # Only if the gradient is differentiated again, the outputs must keep the rule.
         tied = rule_primitives.tie(rule, values, outputs, args) if is_recording() else tuple(outputs)
-        return tied, Partial(rule, [*values, *rule.given(tied)])  # type: ignore[no-untyped-call]
+        return tied, Partial(rule, [*values, *rule.extras(tied)])  # type: ignore[no-untyped-call]
 
     def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         outputs, rule, values = with_residuals(*args)
@@ -160,7 +160,7 @@ def _run(
         if is_recording():
             return _traced(fun, rule, outputs, pullback.takes_output)
         # The gradient will not be differentiated, so the rule runs as Python and may look at values.
-        return Rule(fun.name, lambda given, each: rule(each, given), needs_grad, takes_output=pullback.takes_output), ()
+        return Rule(fun.name, lambda extras, each: rule(each, extras), needs_grad, takes_output=pullback.takes_output), ()
 
     return outputs, (), residuals
 
@@ -172,8 +172,8 @@ def _flat(pullback: Pullback, outputs: Tensors, needs_grad: Sequence[bool], vari
     def rule(cotangents: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         arriving = map(conjugate, cotangents)
         upstreams = [next(arriving) if real else None for real in floating]
-        given = outputs if pullback.takes_output else None
-        gradients, others = pullback(upstreams, variables, needs_grad, None, given)
+        extras = outputs if pullback.takes_output else None
+        gradients, others = pullback(upstreams, variables, needs_grad, None, extras)
         return [None if gradient is None else conjugate(gradient) for gradient in (*gradients, *others)]
 
     return rule

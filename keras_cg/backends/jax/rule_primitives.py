@@ -99,7 +99,7 @@ class Rule:
         fun = divided if any(shared) else summed
         return Rule(self.name, fun, self.has_gradient, self.program, self.places, self.takes_output)
 
-    def given(self, outputs: Sequence[Any]) -> Sequence[Any]:
+    def extras(self, outputs: Sequence[Any]) -> Sequence[Any]:
         """Returns those of the values that are outputs."""
         return outputs if self.takes_output else ()
 
@@ -176,8 +176,8 @@ def _batched(
         bdim_at_front(value, place, axis.size) if is_needed else value  # type: ignore[no-untyped-call]
         for value, place, is_needed in zip(operands, axes, needed, strict=True)
     ]
-    given = rule.given([0 if is_needed else None for is_needed in needed[:count]])
-    rule = rule.batched(axis, [*before[count:], *given], of_args, shared)
+    extras = rule.extras([0 if is_needed else None for is_needed in needed[:count]])
+    rule = rule.batched(axis, [*before[count:], *extras], of_args, shared)
     if "specs" in params:
         params["specs"] = tuple(
             spec if is_shared else unmapped_aval(axis.size, 0, spec, axis.explicit_mesh_axis)
@@ -232,7 +232,7 @@ def _tie_jvp(
     # With jax_custom_vjp3, JAX (0.10) refuses to compile a primitive that holds a program with a custom_vjp.
     program = None if getattr(rule.program, "is_high", False) else rule.program
     params = {"rule": rule.at(active), "specs": specs, "program": program}
-    values = [*before[count:], *rule.given(outputs)]
+    values = [*before[count:], *rule.extras(outputs)]
     pushed = iter(_pushforward.bind(*values, *[along[place] for place in active], **params))
     return outputs, [next(pushed) if is_floating(output) else zero for zero, output in zip(zeros, outputs, strict=True)]
 

@@ -104,7 +104,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
     if is_hooked:
         # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
         needs_grad = [each.requires_grad for each in tensors]
-        probed = functools.partial(probe, outputs, saved[call.number :], needs_grad, **call.given(outputs))
+        probed = functools.partial(probe, outputs, saved[call.number :], needs_grad, **call.extras(outputs))
         residuals, call.facts = run.outline(inputs, probed)
         residuals, call.run, call.watched, call.written = saveable(residuals), None, [], []
     results = _apply((call, outputs, residuals), *saved)
@@ -229,7 +229,7 @@ class SavedCall:
                 pullback.check_outline(inputs, residuals, self.facts, gradients)
         return fun(*inputs)[1] if pullback.is_used_up else pullback
 
-    def given(self, tensors: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
+    def extras(self, tensors: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
         """Returns what the rule gets by name: the outputs, which are the last of `tensors`, if it takes them."""
         return {"outputs": tensors[len(tensors) - self.outputs :]} if self.outputs else {}
 
@@ -300,8 +300,8 @@ class Attached(torch.autograd.Function):
         if is_dynamo_compiling():
             # Compiled autograd traces this function, for which no tensor has a version or a place in memory.
             saved = ctx.saved_tensors
-            given = call.given(saved)
-            gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count], saved[:count], **given)
+            extras = call.extras(saved)
+            gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count], saved[:count], **extras)
             return (None, *gradients, *others)
         try:
             for tensor, before in call.watched:
@@ -315,13 +315,13 @@ class Attached(torch.autograd.Function):
         is_read = is_recorded or pullback is None or stop > count or pullback.args or call.outputs
         saved = ctx.saved_tensors if is_read else ()
         variables = saved[count:stop]
-        given = call.given(saved) if call.outputs else {}
+        extras = call.extras(saved) if call.outputs else {}
         if is_recorded or pullback is None:
             inputs = saved[:count] if is_recorded else [tensor.detach() for tensor in saved[:count]]
-            probed = functools.partial(probe, cotangents, variables, needs_grad[:count], **given)
+            probed = functools.partial(probe, cotangents, variables, needs_grad[:count], **extras)
             pullback = call.again(inputs, saved[stop : len(saved) - call.outputs], probed)
-        if given:
-            pullback = functools.partial(pullback, **given)
+        if extras:
+            pullback = functools.partial(pullback, **extras)
         if not is_recorded and call.reads is not None:
             pullback = functools.partial(_read, call.reads, pullback)
         # A rule that is called with the function's arguments gets the caller's own tensors, and not detached ones.

@@ -68,10 +68,10 @@ def with_transforms(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]
     # What only the rule reads would be a dead wrapper where it runs after its level is over.
     wrapped = _wrapped_near([*fun.closed_over(), *pullback.closed_over()])
     captured += [each for each in wrapped if id(each) not in known]
-    given = {"outputs": outputs} if pullback.takes_output else {}
-    probed = functools.partial(probe, outputs, [captured[place] for place in variables], None, **given)
+    extras = {"outputs": outputs} if pullback.takes_output else {}
+    probed = functools.partial(probe, outputs, [captured[place] for place in variables], None, **extras)
     first = pullback.outline(inputs, probed)
-    call = _SavedCall(fun, first, captured, variables, outputs, len(outputs) if given else 0)
+    call = _SavedCall(fun, first, captured, variables, outputs, len(outputs) if extras else 0)
     results = [output.detach() for output in _batched(outputs, (*tensors, *captured))]
     return _Transformed.apply(call, *results, *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -144,7 +144,7 @@ class _SavedCall:
         """Runs the function again, on the tensors of a level; returns a gradient for each argument and capture."""
         stop = len(saved) - self.outputs
         count = stop - len(self.captured)
-        captured, given = saved[count:stop], {"outputs": saved[stop:]} if self.outputs else {}
+        captured, extras = saved[count:stop], {"outputs": saved[stop:]} if self.outputs else {}
         known = [*saved, *[each for each in cotangents if each is not None]]
         with (
             _Operands(self.fun.name, known) as operands,
@@ -152,11 +152,11 @@ class _SavedCall:
         ):
             _, pullback = self.fun(*saved[:count])
             variables = [captured[place] for place in self.variables]
-            probed = functools.partial(probe, cotangents, variables, None, **given)
+            probed = functools.partial(probe, cotangents, variables, None, **extras)
             pullback.check_outline(saved[:count], *self.first, probed)
             if pullback.is_used_up:
                 _, pullback = self.fun(*saved[:count])
-            gradients, others = pullback(cotangents, variables, needs_grad, **given)
+            gradients, others = pullback(cotangents, variables, needs_grad, **extras)
         hidden = [describe(each) for each in operands.captured.values() if _is_batched_or_dead(each)]
         if hidden:
             raise messages.hidden_in_rule(self.fun.name, hidden[0])

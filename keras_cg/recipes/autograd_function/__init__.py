@@ -33,13 +33,13 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
     a `forward` without `ctx`.
 
     - `ctx` has `save_for_backward`, `saved_tensors`, `needs_input_grad`, `mark_non_differentiable`,
-      `set_materialize_grads`, and the attributes that the class sets. What `backward` sets on it is gone afterwards. In
-      `forward`, `needs_input_grad` is True for each floating tensor, and so is `requires_grad` on torch.
+      `set_materialize_grads`, and the attributes that the class sets. What `backward` sets on it is gone afterwards. On
+      torch, the arguments of `forward` say by `requires_grad` what `needs_input_grad` says.
     - As on torch, a gradient is summed to the shape of its argument. The upstream of an output that is not used, marked
       as not differentiable, or no floating tensor is zeros. After `set_materialize_grads(False)` it is None for the
       last two.
-    - A second derivative is that of `backward`, with each saved value as `forward` computed it. torch differs: to it a
-      saved intermediate is a constant, and a saved output has the gradient `backward`.
+    - A second derivative is that of `backward`, where a saved output has the gradient `backward`, as on torch. A saved
+      intermediate has the gradient of what computed it. torch differs: to it that is a constant.
     - `vmap`, `jvp` and `generate_vmap_rule` are not used, because batches and forward mode come from `backward`.
 
     Source: PyTorch, Extending torch.autograd, https://docs.pytorch.org/docs/stable/notes/extending.html
@@ -84,37 +84,50 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
     name, setup = f"from_autograd_function({cls.__qualname__})", _own(cls, "setup_context")
     if getattr(backward, "__globals__", {}).get("__name__") == _TORCH:
         raise messages.once_differentiable(name)
-    asks = any("requires_grad" in _names(each) for each in (forward, setup))
+    asks = any(map(_asks, (forward, setup)))
     # With the arguments of a call.
     entry = functools.partial(forward, None) if setup is None else forward
 
-    def function(*args: Any, **kwargs: Any) -> Pair:
+    def function(*args: Any, needs_input_grad: Sequence[bool], **kwargs: Any) -> Pair:
         if asks and config.active.is_compiling():
             raise messages.asks_while_compiling(name)
         inputs = (*args, *[kwargs.get(name, default) for name, default in signature.unbound(entry, len(args), kwargs)])
-        ctx = Context(name, tuple(map(tensors.is_floating, inputs)))
-        call = functools.partial(frameworks.this.autograd_function.forward, inputs=inputs)
+        names = [name for name, _ in signature.unbound(entry, 0, ())] if kwargs else []
+        # Where the arguments of the call stand by position. torch has no keyword-only ones.
+        places = [*range(len(args)), *[names.index(name) for name in kwargs if name in names]]
+
+        def needs(args: Sequence[Any], told: Sequence[bool]) -> tuple[bool, ...]:
+            needed = map(any, tensors.needed(told, *[args[place] for place in places]))
+            known = dict(zip(places, needed, strict=True))
+            return tuple([known.get(place, False) for place in range(len(args))])
+
+        ctx = Context(name, needs(inputs, needs_input_grad))
+        asking = [each for each, is_needed in zip(inputs, ctx.needs_input_grad, strict=True) if is_needed]
+        call = functools.partial(frameworks.this.autograd_function.forward, inputs=asking)
         if setup is None:
             output = call(forward, ctx, *args, **kwargs)
         else:
             output = call(forward, *args, **kwargs)
             call(setup, ctx, inputs, output)
         is_single = not isinstance(output, tuple)
-        constants = ctx.constants((output,) if is_single else output)
-        ctx.release(inputs)
-        names = [name for name, _ in signature.unbound(entry, 0, ())] if kwargs else []
-        # Where the arguments of the call stand by position. torch has no keyword-only ones.
-        places = [*range(len(args)), *[names.index(name) for name in kwargs if name in names]]
+        outputs = (output,) if is_single else output
+        constants = ctx.constants(outputs)
+        saves_output = ctx.release(inputs, outputs)
 
-        def grad(*args: Any, upstream: Any, needs_input_grad: Any) -> Any:
+        def pulled(args: Sequence[Any], upstream: Any, told: Sequence[bool], outputs: Sequence[Any] = ()) -> Any:
             upstreams = [*((upstream,) if is_single else upstream)]
             for place, constant in constants.items():
                 upstreams[place] = constant if constant is None else ops.zeros_like(constant)
-            needed = map(any, tensors.needed(needs_input_grad, *[args[place] for place in places]))
-            gradients = backward(ctx.told(args, dict(zip(places, needed, strict=True))), *upstreams)
-            return _summed(gradients, args)
+            return _summed(backward(ctx.told(args, outputs, needs(args, told)), *upstreams), args)
 
-        return output, grad
+        def grad(*args: Any, upstream: Any, needs_input_grad: Any) -> Any:
+            return pulled(args, upstream, needs_input_grad)
+
+        def grad_with_output(*args: Any, upstream: Any, needs_input_grad: Any, output: Any) -> Any:
+            return pulled(args, upstream, needs_input_grad, (output,) if is_single else output)
+
+        # A rule that takes the output keeps its memory.
+        return output, grad_with_output if saves_output else grad
 
     function.__module__, function.__name__, function.__doc__ = cls.__module__, cls.__name__, cls.__doc__
     function.__qualname__ = cls.__qualname__
@@ -128,10 +141,10 @@ def _own(cls: Any, name: str) -> Any:
     return None if getattr(method, "__module__", None) == _TORCH else method
 
 
-def _names(method: Any) -> frozenset[str]:
-    """Returns the names of globals and attributes in the code of a static method."""
+def _asks(method: Any) -> bool:
+    """Whether a static method asks something for `requires_grad`."""
     function = innermost(method)
-    return frozenset() if function is None else facts(function.__code__).names
+    return function is not None and bool(facts(function.__code__).asks)
 
 
 class Context:
@@ -172,36 +185,51 @@ class Context:
             if id(each) in marked or (backend.is_tensor(each) and not precision.is_differentiable(backend.dtype(each)))
         }
 
-    def release(self, inputs: Sequence[Any]) -> None:
-        """Forgets the arguments that are kept here: `backward` gets those of the caller instead."""
-        places: dict[int, int | None] = {}
-        for place, each in enumerate(inputs):
-            if config.active.is_tensor(each):
-                # None for a tensor that is two arguments, because these may be two tensors in another run.
-                places[id(each)] = None if id(each) in places else place
+    def release(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
+        """Forgets the arguments and outputs that are kept here: `backward` gets those of the caller instead.
+
+        Returns whether an output was kept.
+        """
+        places = {**_places(outputs, is_output=True), **_places(inputs, is_output=False)}
+        found: list[Place] = []
 
         def released(value: Any) -> Any:
             place = places.get(id(value))
-            return value if place is None else Argument(place)
+            if place is None:
+                return value
+            found.append(place)
+            return place
 
         self.__dict__.update({name: _mapped(released, value) for name, value in vars(self).items()})
+        return any([place.is_output for place in found])
 
-    def told(self, args: Sequence[Any], needs: dict[int, bool]) -> Context:
-        """Returns a copy for one backward pass, with the arguments, and for which of them a gradient is needed."""
+    def told(self, args: Sequence[Any], outputs: Sequence[Any], needs_input_grad: Sequence[bool]) -> Context:
+        """Returns a copy for one backward pass, with the arguments, the outputs, and which gradients are needed."""
 
         def filled(value: Any) -> Any:
-            return args[value.place] if isinstance(value, Argument) else value
+            return (outputs if value.is_output else args)[value.index] if isinstance(value, Place) else value
 
         other = Context(self._name, ())
         other.__dict__.update({name: _mapped(filled, value) for name, value in vars(self).items()})
-        other.needs_input_grad = tuple([needs.get(place, False) for place in range(len(args))])
+        other.needs_input_grad = needs_input_grad
         return other
 
 
-class Argument(NamedTuple):
-    """An argument of the call, in what a `Context` keeps."""
+class Place(NamedTuple):
+    """An argument or an output of the call, in what a `Context` keeps."""
 
-    place: int
+    index: int
+    is_output: bool
+
+
+def _places(values: Sequence[Any], is_output: bool) -> dict[int, Place | None]:
+    """Returns the place of each tensor among some values, by identity."""
+    places: dict[int, Place | None] = {}
+    for index, each in enumerate(values):
+        if config.active.is_tensor(each):
+            # None for a tensor that is there twice, because these may be two tensors in another run.
+            places[id(each)] = None if id(each) in places else Place(index, is_output)
+    return places
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
