@@ -258,6 +258,50 @@ def test_the_rule_gets_the_callers_own_tensor(torch):
     assert told[0].data_ptr() == y.data_ptr()
 
 
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_a_rule_that_reads_what_was_computed_under_no_grad(torch):
+    """A warning in second order, once for each function; none for a constant, a step, or a value that is detached."""
+
+    def unseen(compute, after=lambda y: y):
+        @custom_gradient
+        def f(x):
+            with torch.no_grad():
+                y = compute(x)
+            y = after(y)
+            return x * 1, lambda upstream: 7 * upstream * y
+
+        # Python has one code for all, which would be looked at once.
+        f.__wrapped__.__code__ = f.__wrapped__.__code__.replace(co_name="f")
+        return f
+
+    def second(f):
+        x = torch.tensor(4.0, requires_grad=True)
+        (first,) = torch.autograd.grad(f(x) * x, x, create_graph=True)
+        return torch.autograd.grad(first, x)[0].item()
+
+    for steps in (torch.round, lambda x: torch.ones_like(x) * 3, lambda x: (x > 1).float()):
+        second(unseen(steps))
+    second(unseen(torch.sqrt, lambda y: y.detach()))
+    for after in (lambda y: y, lambda y: y * 2):
+        f = unseen(torch.sqrt, after)
+        with pytest.warns(UserWarning, match="second derivative") as warned:
+            found = {second(f) for _ in range(2)}
+        # The gradient of f(x) x is 7 y x + x, in which 7 y is left out: 7 y + 1, and 1 for f itself by the rule 7 y.
+        y = 2.0 if after(1) == 1 else 4.0
+        assert found == {7 * y + 7 * y}
+        assert [str(each.message).splitlines() for each in warned] == [
+            [
+                f"the second derivative of {f.__name__ and f.__wrapped__.__qualname__} leaves out Tensor of float32[],"
+                " which its rule reads.",
+                "    usual cause: it was computed from an argument under torch.no_grad(), so torch does not differentiate"
+                " it.",
+                "    remedy: if it is the output, let the rule take that by a parameter `output`; if a constant is meant,"
+                " call detach() on it.",
+            ]
+        ]
+
+
 # --- JAX -------------------------------------------------------------------------------------------------------------
 
 

@@ -101,6 +101,13 @@ _argument_also_captured = message(
     remedy="compute with the argument; or, if the rule gives the whole gradient, stop that of the other value with"
     " keras_cg.ops.stop_gradient.",
 )
+constant_in_second_order = message(
+    UserWarning,
+    "the second derivative of {0} leaves out {1}, which its rule reads.",
+    cause="it was computed from an argument under torch.no_grad(), so torch does not differentiate it.",
+    remedy="if it is the output, let the rule take that by a parameter `output`; if a constant is meant, call detach()"
+    " on it.",
+)
 callback_differentiated = message(
     NotImplementedError,
     "{0} runs a callback, such as jax.pure_callback, which JAX does not differentiate.",

@@ -219,7 +219,7 @@ class SavedCall:
         # torch runs a backward pass outside of the autocast of the forward pass.
         for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
             fun = torch.autocast(*each)(fun)
-        _, pullback = fun(*inputs)
+        pullback = capturing.run_again(self.fun, fun, inputs)
         if is_changed(self.watched):
             self.refuse_changes()
         with self.guard():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from keras_cg.backends.torch import transforms
 from keras_cg.backends.torch.tensors import describe, edges, leaves, storage_of
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.functions import innermost
 
 
 def check(fun: Function, tensors: Sequence[Any], variables: Sequence[torch.Tensor], pullback: Pullback) -> None:
@@ -79,6 +81,52 @@ def is_in_module(fun: Function, tensor: torch.Tensor) -> bool:
     """
     modules = fun.captures(lambda value: isinstance(value, torch.nn.Module))
     return any([tensor is each for module in modules for each in module.parameters()])
+
+
+# The codes, by identity, of functions whose rule is known to read, or not, what was computed under `no_grad`.
+_looked_at: dict[int, Any] = {}
+# Their derivative is zero, so it makes no difference whether torch records it; and a user stops a gradient by `detach`.
+_STEPS = ("__get__", "ceil", "detach", "floor", "heaviside", "ones_like", "round", "sign", "trunc", "zeros_like")
+
+
+def run_again(call: Any, fun: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    """Runs `fun`, that of a call, on arguments that are differentiated; returns the pullback.
+
+    Warns once for each function if its rule reads what it computed from the arguments under `torch.no_grad()`: the
+    second derivative leaves that out.
+    """
+    code = getattr(innermost(call.user), "__code__", None)
+    if id(code) in _looked_at or not any([tensor.requires_grad for tensor in inputs]):
+        return fun(*inputs)[1]
+    _looked_at[id(code)] = code
+    with _Unrecorded() as mode:
+        _, pullback = fun(*inputs)
+    found = [each for each in pullback.residuals if id(each) in mode.results]
+    if found:
+        warnings.warn(messages.constant_in_second_order(call.name, describe(found[0])), stacklevel=2)
+    return pullback
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and not value.requires_grad
+
+
+class _Unrecorded(TorchFunctionMode):
+    """Notes what is computed under `no_grad` from what is differentiated, and what is computed from that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The dict keeps the tensors alive, so that no identity is used twice.
+        self.results: dict[int, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.__name__ not in _STEPS:
+            operands = transforms.tensors_in((args, kwargs))
+            is_off = not torch.is_grad_enabled()
+            if any([id(each) in self.results or (is_off and each.requires_grad) for each in operands]):
+                self.results.update((id(each), each) for each in transforms.tensors_in(result) if _is_constant(each))
+        return result
 
 
 class Unread(TorchFunctionMode):

@@ -126,16 +126,9 @@ class _SavedCall:
     """
 
     def __init__(
-        self,
-        fun: Function,
-        first: tuple[Any, Any],
-        captured: Tensors,
-        variables: Sequence[int],
-        outputs: Tensors,
-        saved_outputs: int,
+        self, fun: Function, first: Any, captured: Tensors, variables: Sequence[int], outputs: Tensors, saved: int
     ):
-        self.fun, self.first, self.captured, self.variables = fun, first, captured, variables
-        self.outputs = saved_outputs
+        self.fun, self.first, self.captured, self.variables, self.outputs = fun, first, captured, variables, saved
         self.specs = [(output.shape, output.dtype, output.device) for output in outputs]
 
     def gradients(
@@ -178,9 +171,8 @@ class _Transformed(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.call, *tensors = inputs
         ctx.level = max([functorch.maybe_get_level(each) for each in tensors], default=-2)
-        saved = [*tensors[len(output) :], *(output if ctx.call.outputs else ())]
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        ctx.save_for_backward(*tensors[len(output) :], *output[: ctx.call.outputs])
+        ctx.save_for_forward(*tensors[len(output) :], *output[: ctx.call.outputs])
         ctx.mark_non_differentiable(*integers(output))
 
     @staticmethod
