@@ -393,5 +393,6 @@ def test_an_argument_that_the_function_also_reads_through_its_module(torch, vari
         f"{name} reads its tensor argument 2 in another way, too, which the gradient of that argument may leave out.",
         "    usual cause: the weights are arguments, and the function calls the module that owns them.",
         "    remedy: compute with the argument, as by torch.func.functional_call; or, if the rule gives the whole"
-        " gradient, run the module under torch.no_grad(), and let the rule take what it computed by a parameter `output`.",
+        " gradient, run the module under torch.no_grad(), and let the rule take what it computed by a parameter"
+        " `output`.",
     ]

@@ -1,7 +1,7 @@
-"""A rule with a parameter `output` gets the function's output as the caller has it, so it differentiates through itself.
+"""A rule with a parameter `output` gets the function's output as the caller has it, and differentiates through itself.
 
 The function is sqrt, hidden from the framework, and the rule is 7 upstream output. So the derivative of order n is
-7^n sqrt(x). A rule that gets a constant has no second derivative, and one that gets what the framework sees has another.
+7^n sqrt(x). With a constant, the rule would have no second derivative, and another with what the framework sees.
 """
 
 import functools
@@ -73,7 +73,7 @@ def test_a_gradient_that_is_differentiated_in_a_program(frame):
 
 
 def test_the_structure_of_the_output(eager):
-    """Integers and what is no tensor are there as they are; the function computes them, and a tensor twice, only once."""
+    """Integers and what is no tensor are there as they are."""
     told = []
 
     def f(x):
@@ -292,12 +292,11 @@ def test_a_rule_that_reads_what_was_computed_under_no_grad(torch):
         assert found == {7 * y + 7 * y}
         assert [str(each.message).splitlines() for each in warned] == [
             [
-                f"the second derivative of {f.__name__ and f.__wrapped__.__qualname__} leaves out Tensor of float32[],"
-                " which its rule reads.",
-                "    usual cause: it was computed from an argument under torch.no_grad(), so torch does not differentiate"
-                " it.",
-                "    remedy: if it is the output, let the rule take that by a parameter `output`; if a constant is meant,"
-                " call detach() on it.",
+                f"the second derivative of {f.__qualname__} leaves out Tensor of float32[], which its rule reads.",
+                "    usual cause: it was computed from an argument under torch.no_grad(), so torch does not"
+                " differentiate it.",
+                "    remedy: if it is the output, let the rule take that by a parameter `output`; if a constant is"
+                " meant, call detach() on it.",
             ]
         ]
 

@@ -48,9 +48,7 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
         needed = backend.needs_grad(tensors) if function.engine else [False] * len(tensors)
         function.extras = {signature.NEEDS: tuple(needed)}
     if function.engine:
-        results = backend.attach(function, tensors)
-        # Not `finish`, which torch.compile (2.13) would compile by itself after a graph break, and warn of its argument.
-        return results[0] if function.output is SINGLE and function.state is None else function.finish(results)
+        return function.finish(backend.attach(function, tensors))
     # Nothing is differentiated, so there is nothing to attach the rule to.
     args, kwargs = function.bind(tuple(tensors))
     return output_of(backend, name, fun, fun(*args, **kwargs))

@@ -93,7 +93,7 @@ def asks(rule: Rule, function: Any) -> tuple[bool, bool]:
 
 
 def _parameters(rule: Rule, function: Any) -> Parameters | None:
-    """Returns the parameters of a rule. Its `output` is upstream if it is the only one, or an argument of `function`."""
+    """Returns the parameters of a rule; its `output` may be upstream, if it is the only one, or an argument."""
     found = signature.parameters(rule)
     if found is None or "output" not in found.positional:
         return found

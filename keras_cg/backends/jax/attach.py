@@ -160,7 +160,8 @@ def _run(
         if is_recording():
             return _traced(fun, rule, outputs, pullback.takes_output)
         # The gradient will not be differentiated, so the rule runs as Python and may look at values.
-        return Rule(fun.name, lambda extras, each: rule(each, extras), needs_grad, takes_output=pullback.takes_output), ()
+        late = lambda outputs, cotangents: rule(cotangents, outputs)  # noqa: E731
+        return Rule(fun.name, late, needs_grad, takes_output=pullback.takes_output), ()
 
     return outputs, (), residuals
 
@@ -244,7 +245,7 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
     # JAX keeps `run`, so it must not refer to `program`, which holds traced values.
     jaxpr, count, needs_grad = program.jaxpr, program.count, program.needs_grad
 
-    evaluated = functools.partial(jax.core.eval_jaxpr, jaxpr)
+    evaluated: Callable[..., list[Any]] = functools.partial(jax.core.eval_jaxpr, jaxpr)
     if rule is not None and rule.takes_output:
         # The rule is the derivative of the outputs, so that of what computes them is never asked for.
         evaluated = linear.without_tangents(jaxpr, count)

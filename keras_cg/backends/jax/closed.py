@@ -68,7 +68,7 @@ def _names(code: CodeType) -> frozenset[str] | None:
     """Returns the names in a code and in those inside of it; None if it may reach more than they show."""
     if any([step.opname in _OPERATIONS for step in dis.get_instructions(code)]) or _FUNCTIONS & {*code.co_names}:
         return None
-    # Of a rule that takes the output, the function has to be traced by itself: then nothing differentiates what it does.
+    # Of a rule that takes the output, the function must be traced by itself: then nothing differentiates what it does.
     if "output" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
         return None
     names = frozenset(code.co_names)

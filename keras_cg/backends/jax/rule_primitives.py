@@ -109,9 +109,7 @@ class Rule:
         return operands[:stop], operands[stop:]
 
 
-def traced(
-    name: str, rule: FlatRule, outputs: Sequence[Any], takes_output: bool = False
-) -> tuple[Rule, Sequence[Any]]:
+def traced(name: str, rule: FlatRule, outputs: Sequence[Any], takes_output: bool = False) -> tuple[Rule, Sequence[Any]]:
     """Returns a rule as a jaxpr, and its constants: they are exactly the values that it uses of the forward pass.
 
     The outputs that a rule takes are the first inputs of the jaxpr.

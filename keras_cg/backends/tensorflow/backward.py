@@ -65,7 +65,8 @@ class Backward:
         # The tensors that get a gradient.
         self.inputs = [*arguments.values, *self.values, *unknown]
         # For a rule that takes the output: until `record` the outputs of the run, and then those that tapes know.
-        self.results, self.outputs = results if pullback.takes_output else None, None
+        self.results: Parts | None = results if pullback.takes_output else None
+        self.outputs: Sequence[Any] | None = None
         # What an upstream is made of: of a composite tensor's parts, of one tensor (True), or there is none (False).
         self.shells: Sequence[Any] = results.are_floating
         if not results.are_plain:
@@ -76,7 +77,8 @@ class Backward:
     def record(self, results: list[Any]) -> None:
         """Tells all tapes and accumulators that this is the backward pass from `results` to the inputs."""
         if self.results is not None:
-            self.results, self.outputs = None, self.results.filled(results)
+            self.outputs = self.results.filled(results)
+            self.results = None
         # Tapes first: an accumulator calls the rule at once, and a tape around it must know the outputs that it takes.
         record_operation_backprop_only("custom_gradient", results, self.inputs, self.for_tape)
         record_operation_forwardprop_only("custom_gradient", results, self.inputs, self.for_accumulator, None)

@@ -207,7 +207,7 @@ class Context:
         """Returns a copy for one backward pass, with the arguments, the outputs, and which gradients are needed."""
 
         def filled(value: Any) -> Any:
-            return (outputs if value.is_output else args)[value.index] if isinstance(value, Place) else value
+            return (outputs if value.is_output else args)[value.number] if isinstance(value, Place) else value
 
         other = Context(self._name, ())
         other.__dict__.update({name: _mapped(filled, value) for name, value in vars(self).items()})
@@ -218,7 +218,7 @@ class Context:
 class Place(NamedTuple):
     """An argument or an output of the call, in what a `Context` keeps."""
 
-    index: int
+    number: int
     is_output: bool
 
 

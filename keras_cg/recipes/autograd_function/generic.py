@@ -7,5 +7,5 @@ from typing import Any
 
 
 def forward(function: Callable[..., Any], *args: Any, inputs: Sequence[Any], **kwargs: Any) -> Any:
-    """Calls a static method of the class, with `inputs` among its arguments."""
+    """Calls a static method of the class; `inputs` are the arguments that are differentiated."""
     return function(*args, **kwargs)

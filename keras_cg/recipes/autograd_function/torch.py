@@ -16,7 +16,7 @@ _ASKED = _ASKED.__get__
 
 
 class _RequiresGrad(TorchFunctionMode):
-    """Answers True where one of some arguments is asked for `requires_grad`: a decorated function gets them detached."""
+    """Answers True where one of some arguments is asked for `requires_grad`: the function gets them detached."""
 
     def __init__(self, inputs: Sequence[Any]):
         super().__init__()
@@ -29,7 +29,7 @@ class _RequiresGrad(TorchFunctionMode):
 
 
 def forward(function: Callable[..., Any], *args: Any, inputs: Sequence[Any], **kwargs: Any) -> Any:
-    """Calls a static method of the class, with `inputs` among its arguments, which are those that are differentiated."""
+    """Calls a static method of the class; `inputs` are the arguments that are differentiated."""
     if is_compiling():
         return function(*args, **kwargs)
     with _RequiresGrad(inputs):
