@@ -124,7 +124,8 @@ culprit: no calling convention fits the signature of its rule.
         grad(*args, upstream)        the function's positional arguments, then upstream=
         grad(x, y, upstream=None)    the same, spelled out
         any of them with `variables` also variables=[...], when the function captured any
-        any with `needs_input_grad`  also one boolean for each tensor argument"""
+        any with `needs_input_grad`  also one boolean for each tensor argument
+        any with `output`            also the function's output, as the caller has it"""
 
 
 def without_parameters():

@@ -27,7 +27,7 @@ from keras_cg.frontend.tree import SINGLE, Tree
 def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a decorated function with any arguments."""
     fun = decorated.__wrapped__
-    if decorated._asks and signature.NEEDS in kwargs:
+    if decorated.is_told and signature.NEEDS in kwargs:
         raise messages.told_by_the_decorator(name)
     kwargs = signature.in_order(fun, kwargs) if len(kwargs) > 1 else kwargs
     keywords = tuple(kwargs)
@@ -43,7 +43,7 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
     tensors = pytree.partition(backend, name, tree, label)
     function = Call(backend, name, fun, len(args), keywords, tree)
     function.engine = backend.is_recording()
-    if decorated._asks:
+    if decorated.is_told:
         # The same answer in every run, so that no rule differs by it.
         needed = backend.needs_grad(tensors) if function.engine else [False] * len(tensors)
         function.extras = {signature.NEEDS: tuple(needed)}

@@ -30,7 +30,7 @@ class _Signature:
         # Saved, because JAX asks whenever it differentiates the function.
         if instance._signature is None:
             found = inspect.signature(instance.__wrapped__)
-            if instance._asks:
+            if instance.is_told:
                 parameters = [each for name, each in found.parameters.items() if name != signature.NEEDS]
                 found = found.replace(parameters=parameters)
             instance._signature = found
@@ -90,13 +90,13 @@ class CustomGradient(Decorated, Generic[P, Output]):
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
         self._name = call.function_name(fun)
         self._signature: inspect.Signature | None = None
-        self._asks = signature.asks(fun)
+        self.is_told = signature.asks(fun)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
         try:
             backend = config.active
-            plain, is_ordinary = backend.plain, not (kwargs or self._asks) and bool(args)
+            plain, is_ordinary = backend.plain, not (kwargs or self.is_told) and bool(args)
             # In plain loops here and on the whole way, because on few numbers a call costs little more than its frames.
             for arg in args if is_ordinary else ():
                 if type(arg) not in plain and not backend.is_plain(arg):

@@ -49,8 +49,8 @@ def with_compiler(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
             if known is tensor:
                 other = tensor.view_as(tensor)
         distinct.append(other)
-    kept = len(outputs) if pullback.takes_output else 0
-    return _Compiling.apply(pullback, [*inputs, *outputs], needs_grad, same, kept, *distinct)  # type: ignore[no-any-return, no-untyped-call]
+    saved_count = len(outputs) if pullback.takes_output else 0
+    return _Compiling.apply(pullback, [*inputs, *outputs], needs_grad, same, saved_count, *distinct)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # Without this decorator, Dynamo of torch 2.11 answers yes in all that it traces.
@@ -70,10 +70,10 @@ class _Compiling(torch.autograd.Function):
         known: list[torch.Tensor],
         needs_grad: list[bool],
         same: list[int],
-        kept: int,
+        saved_count: int,
         *tensors: torch.Tensor,
     ) -> Any:
-        ctx.pullback, ctx.needs_grad, ctx.count, ctx.kept = pullback, needs_grad, len(same), kept
+        ctx.pullback, ctx.needs_grad, ctx.count, ctx.saved_count = pullback, needs_grad, len(same), saved_count
         outputs = []
         without = []
         for number in range(len(same)):
@@ -92,8 +92,8 @@ class _Compiling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         outputs = None
-        if ctx.kept:
+        if ctx.saved_count:
             saved = ctx.saved_tensors
-            outputs = saved[len(saved) - ctx.kept :]
+            outputs = saved[len(saved) - ctx.saved_count :]
         gradients, _ = ctx.pullback(cotangents, (), ctx.needs_grad, None, outputs)
         return (None, None, None, None, None, *[None] * ctx.count, *gradients)
