@@ -163,8 +163,9 @@ def pytest_collection_modifyitems(config, items):
     def is_wanted(item):
         only = item.get_closest_marker("only")
         if only is not None:
-            backend = parameters(item).get("backend")
-            if names.isdisjoint([backend] if backend else only.args):
+            found = parameters(item)
+            own = {found.get("backend"), *found.get("frame", ())[:1]} - {None}
+            if names.intersection(own or names).isdisjoint(only.args):
                 return False
         if item not in compiled or config.getoption("every_mode"):
             return True

@@ -155,7 +155,7 @@ def available_backends() -> tuple[str, ...]:
 
 def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls the user's code under the backend of its call, whichever is active by then, in whichever thread."""
-    if this.active is backend:
+    if this.known is backend:
         return fun(*args, **kwargs)
     token = _in_context.set((backends.name_of(backend), "the call of a decorated function that is running"))
     try:
@@ -176,19 +176,25 @@ _by_variable: dict[Any, Backend] = {}
 
 class _Config(ModuleType):
     @property
-    def active(self) -> Any:
-        """The module of the active backend.
+    def known(self) -> Any:
+        """The module of the active backend, or None where it was not imported yet.
 
         It is an attribute because `torch.compile` can trace neither a context variable nor an import. It evaluates a
         module's attributes for real, and again at every call. A `__getattr__` of the module would be slower.
         """
         chosen = _in_context.get()
         if chosen is None and _in_process is None and (variable := _environment.get(_KEY)):
-            if (known := _by_variable.get(variable)) is None:
-                known = _by_variable[variable] = backends.load(*resolve())
-            return known
-        known = backends.loaded.get(chosen[0] if chosen is not None else _in_process or keras_interop.chosen())
-        return backends.load(*resolve()) if known is None else known
+            return _by_variable.get(variable)
+        return backends.loaded.get(chosen[0] if chosen is not None else _in_process or keras_interop.chosen())
+
+    @property
+    def active(self) -> Any:
+        """The module of the active backend, imported at its first use."""
+        if (found := self.known) is None:
+            found = backends.load(*resolve())
+            if _in_context.get() is None and _in_process is None and (variable := _environment.get(_KEY)):
+                _by_variable[variable] = found
+        return found
 
 
 active: Any

@@ -140,7 +140,7 @@ class Run:
             return self._by_signature(cotangents, variables, needs_grad, values, outputs)
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
         args, kwargs = ((upstream,), {}) if self.style == ALONE else (values, {"upstream": upstream})
-        is_active = config.this.active is backend
+        is_active = config.this.known is backend
         result = rule(*args, **kwargs) if is_active else config.under(backend, rule, args, kwargs)
         gradients = result if type(result) is tuple else (result,)
         if self.tensors and call.nest is not None:
