@@ -24,6 +24,9 @@ _ASKS = "LOAD_ATTR", "requires_grad"
 _MUTATORS = ("add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
 
 
+UNREAD = object()
+
+
 class Facts:
     """Facts about the code of a function, with the codes inside of it.
 
@@ -39,7 +42,7 @@ class Facts:
         style: How a rule of this code is called, once `conventions.style` has read it.
     """
 
-    style: Any
+    style: Any = UNREAD
     asks: frozenset[str]
     assigned: frozenset[str]
     is_closed: bool | None = None
@@ -60,7 +63,9 @@ class Facts:
         self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
         self.changes: frozenset[str] = self.assigned.union(_written(steps), *[each.changes for each in inner])
         self.changes -= {*code.co_cellvars, *code.co_varnames} - {"self"}
-        self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
+        self.inner: dict[int, Facts] = {id(each.code): each for each in inner}
+        for each in inner:
+            self.inner.update(each.inner)
 
 
 def _written(steps: list[dis.Instruction]) -> set[str]:

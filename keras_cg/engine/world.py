@@ -166,34 +166,56 @@ def _inside(values: list[Any]) -> list[Any]:
     return found
 
 
-def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool]:
+def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool, Facts | None]:
     """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
 
-    Returns also what the rule holds, by a quick look, and whether all that it can read is data.
+    Returns also what the rule holds, by a quick look; whether all that it can read is data; and the facts of a rule
+    that the run has defined and that holds data alone.
     """
-    inside = function if type(function) is FunctionType else innermost(function)
-    frame = None if inside is None else known_facts.get(id(inside.__code__)) or facts(inside.__code__)
-    if type(rule) is FunctionType and frame is not None and id(rule.__code__) in frame.inner:
-        known = known_facts.get(id(rule.__code__)) or facts(rule.__code__)
+    if type(rule) is FunctionType and type(function) is FunctionType:
+        frame = known_facts.get(id(function.__code__))
+        known = None if frame is None else frame.inner.get(id(rule.__code__))
         # Most rules are closures over tensors and numbers of the run, and lead to no other variable.
-        try:
-            parts = [cell.cell_contents for cell in rule.__closure__ or ()]
-        except ValueError:  # a name that is not bound yet
-            parts = [function]
-        if rule.__defaults__ or rule.__kwdefaults__:
-            parts += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
-        for value in parts:
-            if _kinds.get(type(value), _END) != _DATA:
-                break
-        else:
-            if not known.assigned:
+        if known is not None and not known.assigned and not rule.__dict__:
+            parts: list[Any] = []
+            try:
+                for cell in rule.__closure__ or ():
+                    parts.append(cell.cell_contents)
+            except ValueError:  # a name that is not bound yet
+                parts.append(function)
+            if rule.__defaults__ or rule.__kwdefaults__:
+                parts += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
+            for part in parts:
+                if _kinds.get(type(part)) != _DATA:
+                    break
+            else:
                 is_data = is_closed(rule) if known.is_closed is None else known.is_closed
-                return None if opened is None else opened.close({}, frame.sets), parts, is_data
+                return None if opened is None else opened.close({}, frame.sets), parts, is_data, known
+    inside = function if type(function) is FunctionType else innermost(function)
+    frame = None if inside is None else facts(inside.__code__)
     rules, _ = reachable(rule, (), frame, None)
     parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
     world = (opened or World(function)).close(rules, set() if frame is None else frame.sets)
-    return world, parts, is_plain and all(map(_is_data, parts))
+    return world, parts, is_plain and all(map(_is_data, parts)), None
+
+
+def leads_outside(user: Any) -> bool:
+    """Whether a function has variables from outside, or defaults that lead to more than data."""
+    if type(user) is not FunctionType or user.__closure__:
+        return True
+    return bool(
+        (user.__defaults__ and not are_data(user.__defaults__))
+        or (user.__kwdefaults__ and not are_data(user.__kwdefaults__.values()))
+    )
+
+
+def are_data(values: Iterable[Any]) -> bool:
+    """Whether all values are numbers, texts and tensors, which lead to nothing else."""
+    for value in values:
+        if kind_of(value) != _DATA:
+            return False
+    return True
 
 
 def _is_data(value: Any) -> bool:

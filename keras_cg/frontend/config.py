@@ -190,11 +190,12 @@ class _Config(ModuleType):
     @property
     def active(self) -> Any:
         """The module of the active backend, imported at its first use."""
-        if (found := self.known) is None:
-            found = backends.load(*resolve())
-            if _in_context.get() is None and _in_process is None and (variable := _environment.get(_KEY)):
-                _by_variable[variable] = found
-        return found
+        chosen = _in_context.get()
+        if chosen is None and _in_process is None and (variable := _environment.get(_KEY)):
+            if (found := _by_variable.get(variable)) is None:
+                found = _by_variable[variable] = backends.load(*resolve())
+            return found
+        return self.known or backends.load(*resolve())
 
 
 active: Any

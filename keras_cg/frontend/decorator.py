@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
-from keras_cg.bridge import keras_interop, keras_scope
+from keras_cg.bridge import keras_interop
 from keras_cg.engine.functions import Decorated
 from keras_cg.frontend import call, config, messages, pickling, signature, tracebacks
 from keras_cg.frontend.tree import SINGLE
@@ -96,13 +96,13 @@ class CustomGradient(Decorated, Generic[P, Output]):
         """Calls the function on the active backend and returns its output."""
         try:
             backend = config.active
-            plain, is_ordinary = backend.plain, not (kwargs or self.is_told) and bool(args)
+            plain, ordinary = backend.plain, () if kwargs or self.is_told else args
             # In plain loops here and on the whole way, because on few numbers a call costs little more than its frames.
-            for arg in args if is_ordinary else ():
+            for arg in ordinary:
                 if type(arg) not in plain and not backend.is_plain(arg):
-                    is_ordinary = False
+                    ordinary = ()
                     break
-            if is_ordinary:
+            if ordinary:
                 engine = backend.is_recording()
                 if not engine:
                     # Nothing is differentiated, so there is nothing to attach the rule to.
@@ -110,11 +110,11 @@ class CustomGradient(Decorated, Generic[P, Output]):
                     if type(pair) is tuple and len(pair) == 2 and type(pair[0]) in plain and callable(pair[1]):
                         return backend.constant(pair[0])  # type: ignore[no-any-return]
                     return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]
-                if keras_scope.is_unscoped():
-                    function = call.Call(backend, self._name, self.__wrapped__, len(args))
-                    function.engine = engine
-                    results = backend.attach(function, args)
-                    return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
+                function = call.Call(backend, self._name, self.__wrapped__, len(args))
+                function.engine = engine
+                results = backend.attach(function, args)
+                is_alone = function.output is SINGLE and function.state is None
+                return results[0] if is_alone else function.finish(results)  # type: ignore[no-any-return]
             return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
         except Exception as error:
             tracebacks.hide_frames(error)

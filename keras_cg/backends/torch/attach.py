@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from types import FunctionType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from keras_cg.backends.torch.tensors import (
     is_forward_open,
     is_tracing,
     keeps_graph,
+    plain,
     probe,
     saveable,
     sequence_number,
@@ -52,30 +52,25 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
     """
     if fun.engine == OTHERS and not is_special:
         return attach_in_any_engine(fun, tensors)
-    is_hooked, is_differentiated = is_special and hooks(False) is not None, False
+    is_differentiated, saved = False, tensors
     for tensor in tensors:
         if tensor.requires_grad:
             is_differentiated = True
-            break
-    saved, inputs, watched, start = [], [], [], sequence_number()
-    for tensor in tensors:
-        # autograd cannot save an inference tensor, which does not tell when it is changed.
-        tensor = tensor.clone() if tensor.is_inference() else tensor
-        saved.append(tensor)
+        if tensor.is_inference():  # autograd cannot save it, and it does not tell when it is changed
+            saved = [tensor.clone() if tensor.is_inference() else tensor for tensor in saved]
+    is_hooked = is_special and hooks(False) is not None
+    inputs, watched, start, fun.look = [], [], sequence_number(), existing
+    for tensor in saved:
         # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
-        tensor = tensor.detach() if is_differentiated or is_hooked else tensor
+        if is_differentiated or is_hooked:
+            tensor = tensor.detach()
         inputs.append(tensor)
         watched.append((tensor, tensor._version))
-    existing: Sequence[tuple[Any, Any]] = ()
-    if type(fun.user) is not FunctionType or fun.user.__closure__:
-        existing = [(each, version(each)) for each in fun.at_hand() if isinstance(each, torch.Tensor)]
     try:
         outputs, run = fun.start(*inputs)
     except RuntimeError as error:
-        # The arguments are detached, so it is a captured value that torch cannot differentiate.
-        if "functions with out=... arguments don't support automatic differentiation" not in str(error):
-            raise
-        raise messages.unserved_variables("torch", "a captured value in an operation with `out=`.", fun) from error
+        capturing.explain(error, fun)
+        raise
     for tensor, before in watched:
         if tensor._version != before:
             raise messages.changed_argument(fun.name)
@@ -83,7 +78,6 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
     for output in outputs:
         if output.requires_grad:
             has_captured = True
-            break
     if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
         # The function captured a value that forward mode differentiates; the transform runs it again, and finds that.
         return transforms.with_transforms(fun, saved)
@@ -93,22 +87,16 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
     if has_captured:
         variables = capturing.captured(fun, inputs, outputs, start, run)
         capturing.check(fun, tensors, variables, run)
-        saved += saveable(variables)
+        saved = [*saved, *saveable(variables)]
         if not is_differentiated and not variables:
             return exporting.cut(fun.name, outputs)
-    call = SavedCall(run, len(tensors), watched, saved, outputs, existing, is_special)
-    residuals: Sequence[torch.Tensor] = ()
-    if is_special:
-        call.autocasts = autocasts(tensors) if is_autocast() else ()
-        saved = [*map(unwrap_if_dead, saved)]
-    if is_hooked:
-        # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
-        needs_grad = [each.requires_grad for each in tensors]
-        probed = functools.partial(probe, outputs, saved[call.number :], needs_grad, **call.extras(outputs))
-        residuals, call.facts = run.outline(inputs, probed)
-        residuals, call.run, call.watched, call.written = saveable(residuals), None, [], []
-    results = _apply((call, outputs, residuals), *saved)
-    return results if type(results) is tuple else (results,)
+    call = SavedCall(run, tensors, watched, outputs)
+    if not is_special:
+        return _apply((call, outputs, ()), *saved)  # type: ignore[no-any-return]
+    call.autocasts = autocasts(tensors) if is_autocast() else ()
+    saved = [*map(unwrap_if_dead, saved)]
+    residuals = call.outlined(tensors, inputs, saved, outputs) if is_hooked else ()
+    return _apply((call, outputs, residuals), *saved)  # type: ignore[no-any-return]
 
 
 def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -137,6 +125,11 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
     return attach(fun, tensors, True)  # type: ignore[no-any-return]
 
 
+def existing(values: Iterable[Any]) -> list[tuple[torch.Tensor, Any]]:
+    """Returns the tensors among what a run has at hand, each with its version before the run."""
+    return [(each, version(each)) for each in values if isinstance(each, torch.Tensor)]
+
+
 class SavedCall:
     """The state of one call that the backward pass needs, without the saved tensors.
 
@@ -147,11 +140,11 @@ class SavedCall:
         watched: The inputs and outputs, whose memory the rule may hold, and from `cells` on the tensors in its cells
             that the run has made; each with its version.
         written: The tensors that existed before and that the run wrote to, each with its version after it.
-        storages: Where the memory of the arguments and outputs begins.
+        found: Where the arguments and outputs begin in memory; None if one of them has no place there.
+        storages: Where the memory of the arguments and outputs begins, if they are all watched.
         facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         autocasts: The autocast of the first run, if there was one.
-        is_simple: Whether all outputs are floating, and none has its memory from an argument or another output; not if
-            the outputs are saved.
+        is_simple: Whether there is one output, which is floating, has memory of its own, and is not saved.
         outputs: How many outputs are saved, which is all or none: for a rule that takes them.
         reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes
             in it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
@@ -163,50 +156,77 @@ class SavedCall:
     autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
     written: Sequence[tuple[torch.Tensor, Any]] = ()
     reads: list[bool] | None = None
+    storages: set[int] | None = None
+    is_simple = False
+    found: set[int] | None = None
 
     def __init__(
         self,
         run: Any,
-        number: int,
-        inputs: list[tuple[torch.Tensor, Any]],
         tensors: Sequence[torch.Tensor],
+        inputs: list[tuple[torch.Tensor, Any]],
         outputs: Sequence[torch.Tensor],
-        existing: Sequence[tuple[torch.Tensor, Any]],
-        is_special: bool,
     ):
         """Notes what the rule may read, as `save_for_backward` does: arguments, outputs and the tensors that it holds.
 
-        `inputs` has the arguments of the run, with their versions; `tensors` are those of the call. Arguments and
-        outputs that share their memory with no tensor of the rule are left out, unless the rule holds something else in
-        which they may be: an output would live as long. A tensor among those `existing` before is state, unless the run
-        has written to it.
+        `inputs` has the arguments of the run, with their versions; `tensors` are those of the call. Outputs are left
+        out, unless the rule holds something that may lead to them: they would live as long. A tensor that existed
+        before is state, unless the run has written to it.
         """
-        self.fun, self.run, self.number, is_simple, known, watched = run.call, run, number, True, [], []
-        if run.takes_output:
-            is_simple, self.outputs = False, len(outputs)
-        used, storages, before = set(), set(), {id(tensor) for tensor, _ in existing} if existing else ()
+        self.fun, self.run, self.number, self.watched = run.call, run, len(tensors), inputs
+        call, is_closed, pointer, held = run.call, run.is_closed, None, []
+        if len(outputs) == 1 and call.is_plain and type(output := outputs[0]) in plain:
+            found = set()
+            try:
+                for tensor, _ in inputs:
+                    found.add(tensor.data_ptr())
+                pointer = output.data_ptr()
+                if pointer not in found and not output._is_view() and output.is_floating_point():
+                    self.is_simple = not run.takes_output
+                found.add(pointer)
+                self.found = found
+            except RuntimeError:  # a sparse tensor has no place in memory
+                pass
+        existing: Any = ()
+        if call.existing:
+            existing, call.existing = {id(tensor): (tensor, before) for tensor, before in call.existing}, ()
+            both = existing.values()
+            self.written = [(tensor, version(tensor)) for tensor, before in both if version(tensor) != before]
         for part in (*run.residuals, *run.args) if run.args else run.residuals:
             if isinstance(part, torch.Tensor):
-                used.add(storage_of(part))
-                if id(part) not in before:
-                    watched.append((part, version(part) if part.is_inference() else part._version))
-        for place, (tensor, last) in enumerate(inputs):
-            storage = storage_of(tensor)
-            storages.add(storage)
-            if storage in used or not run.is_closed:
-                # Without a storage, as a DTensor is, it tells itself of a change, and not by its detached alias.
-                known.append((tensor if storage else tensors[place], last))
-        for output in outputs:
-            storage = storage_of(output)
-            if storage in storages or not output.is_floating_point():
-                is_simple = False
-            storages.add(storage)
-            if storage in used or not run.is_closed:
-                known.append((output, version(output) if output.is_inference() else output._version))
-        storages.discard(0)
-        self.storages, self.is_simple, self.cells, self.watched = storages, is_simple, len(known), known + watched
-        if existing:
-            self.written = [(tensor, version(tensor)) for tensor, old in existing if version(tensor) != old]
+                if pointer is not None and part is not output and type(part) in plain and part.data_ptr() == pointer:
+                    is_closed = False  # as `output.data` is, which does not tell that the output is changed
+                if id(part) not in existing:
+                    held.append((part, version(part) if part.is_inference() else part._version))
+        if not is_closed:
+            self.watch(tensors, outputs)
+        self.cells = len(self.watched)
+        self.watched += held
+        if run.takes_output:
+            self.outputs = len(outputs)
+
+    def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Notes the outputs, too, for a rule that may reach them by something that it holds."""
+        self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
+        # Without a storage, as a DTensor is, an argument tells itself of a change, and not by its detached alias.
+        pairs = zip(self.watched, tensors, strict=True)
+        known = [pair if storage_of(pair[0]) else (tensor, pair[1]) for pair, tensor in pairs]
+        self.watched = known + [(output, version(output)) for output in outputs]
+
+    def outlined(
+        self,
+        tensors: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        saved: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> Sequence[torch.Tensor]:
+        """Drops the rule, because hooks move or drop what is saved; returns its tensors, for the comparison."""
+        needs_grad = [each.requires_grad for each in tensors]
+        probed = functools.partial(probe, outputs, saved[self.number :], needs_grad, **self.extras(outputs))
+        residuals, self.facts = self.run.outline(inputs, probed)
+        self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
+        self.run, self.watched, self.written = None, [], []
+        return saveable(residuals)
 
     def again(
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
@@ -228,6 +248,25 @@ class SavedCall:
             elif self.facts is not None:
                 pullback.check_outline(inputs, residuals, self.facts, gradients)
         return fun(*inputs)[1] if pullback.is_used_up else pullback
+
+    def copied(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Copies each gradient that shares its memory with an argument, an output or a tensor of the rule.
+
+        autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
+        """
+        if self.found is not None:
+            try:
+                for gradient in gradients:
+                    if gradient.data_ptr() in self.found or gradient._is_view():
+                        break
+                else:
+                    return gradients
+            except (AttributeError, RuntimeError):  # None has no memory, nor has a sparse tensor
+                pass
+        if self.storages is None:
+            self.storages = {storage_of(tensor) for tensor, _ in self.watched} - {0}
+        storages = self.storages
+        return [each.clone() if each is not None and storage_of(each) in storages else each for each in gradients]
 
     def extras(self, tensors: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
         """Returns what the rule gets by name: the outputs, which are the last of `tensors`, if it takes them."""
@@ -272,7 +311,7 @@ class Attached(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *residuals)
         if call.is_simple:
             # A rule that captures the output would be in a reference cycle through the output's node.
-            return outputs[0].detach() if len(outputs) == 1 else tuple([output.detach() for output in outputs])
+            return (outputs[0].detach(),)
         sharing = {storage_of(tensor): tensor for tensor in tensors[: call.number]}
         sharing.pop(0, None)
         results = []
@@ -295,12 +334,11 @@ class Attached(torch.autograd.Function):
     @uncompiled
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
-        count, stop, pullback = call.number, len(needs_grad), call.run
-        is_recorded = torch.is_grad_enabled()
+        count, pullback, is_recorded = call.number, call.run, torch.is_grad_enabled()
         if is_dynamo_compiling():
             # Compiled autograd traces this function, for which no tensor has a version or a place in memory.
             saved = ctx.saved_tensors
-            extras = call.extras(saved)
+            extras, stop = call.extras(saved), len(needs_grad)
             gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count], saved[:count], **extras)
             return (None, *gradients, *others)
         try:
@@ -311,33 +349,32 @@ class Attached(torch.autograd.Function):
         except RuntimeError:  # an inference tensor has no version
             if is_changed(call.watched):
                 call.refuse_changes()
-        # Read once: a checkpoint recomputes saved tensors only once.
-        is_read = is_recorded or pullback is None or stop > count or pullback.args or call.outputs
-        saved = ctx.saved_tensors if is_read else ()
-        variables = saved[count:stop]
-        extras = call.extras(saved) if call.outputs else {}
-        if is_recorded or pullback is None:
-            inputs = saved[:count] if is_recorded else [tensor.detach() for tensor in saved[:count]]
-            probed = functools.partial(probe, cotangents, variables, needs_grad[:count], **extras)
-            pullback = call.again(inputs, saved[stop : len(saved) - call.outputs], probed)
-        if extras:
-            pullback = functools.partial(pullback, **extras)
+        variables, arguments = (), None
+        if is_recorded or pullback is None or pullback.args or len(needs_grad) > count or call.outputs:
+            # Read once: a checkpoint recomputes saved tensors only once. A rule that is called with the function's
+            # arguments gets the caller's own tensors, and not detached ones.
+            saved, stop, needs_grad = ctx.saved_tensors, len(needs_grad), needs_grad[:count]
+            arguments, variables, extras = saved[:count], saved[count:stop], call.extras(saved)
+            if is_recorded or pullback is None:
+                inputs = arguments if is_recorded else [tensor.detach() for tensor in arguments]
+                probed = functools.partial(probe, cotangents, variables, needs_grad, **extras)
+                pullback = call.again(inputs, saved[stop : len(saved) - call.outputs], probed)
+            if extras:
+                pullback = functools.partial(pullback, **extras)
         if not is_recorded and call.reads is not None:
             pullback = functools.partial(_read, call.reads, pullback)
-        # A rule that is called with the function's arguments gets the caller's own tensors, and not detached ones.
-        arguments = saved[:count] if saved else None
         try:
             if call.written:
                 with call.guard():
-                    gradients, others = pullback(cotangents, variables, needs_grad[:count], arguments)
+                    gradients, others = pullback(cotangents, variables, needs_grad, arguments)
             else:
-                gradients, others = pullback(cotangents, variables, needs_grad[:count], arguments)
+                gradients, others = pullback(cotangents, variables, needs_grad, arguments)
         except RuntimeError as error:
             if "One of the differentiated Tensors does not require grad" not in str(error):
                 raise
             raise messages.detached_argument(call.fun.name) from error
         if not is_recorded:
-            gradients = copied(gradients, call.storages)
+            gradients = call.copied(gradients)
         if not keeps_graph():
             # The function, too: a variable from outside may lead to the output, and so to this node.
             call.run, call.watched, call.written, call.fun = None, (), (), None
@@ -365,21 +402,3 @@ def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
     reads += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
     # Not all of them: `detach` would also drop the tangents of forward mode.
     return [[each.detach() if each is not None and each.requires_grad else each for each in part] for part in parts]
-
-
-def copied(gradients: Sequence[Any], storages: set[int]) -> Sequence[Any]:
-    """Copies each gradient that shares its memory with an argument or an output.
-
-    autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
-    """
-    if not storages:  # the arguments and outputs have no memory, as FakeTensors, whose address torch warns about
-        return gradients
-    try:
-        for gradient in gradients:
-            if gradient.untyped_storage().data_ptr() in storages:
-                break
-        else:
-            return gradients
-    except (AttributeError, RuntimeError):  # None has no storage, nor has a sparse tensor
-        pass
-    return [each.clone() if each is not None and storage_of(each) in storages else each for each in gradients]
