@@ -13,25 +13,25 @@ they were. Nothing is copied, and nothing is done where nothing differs.
 
 from __future__ import annotations
 
-import collections
-import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
+from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
-from keras_cg.engine.functions import (
-    ATOMS,
-    Decorated,
-    Facts,
-    facts,
-    inner,
-    innermost,
-    is_closed,
-    is_stable,
-    keeps_nothing,
-    known_facts,
+from keras_cg.engine.functions import facts, innermost, is_closed, keeps_nothing, known_facts
+from keras_cg.engine.reach import (
+    DATA,
+    END,
+    OBJECT,
+    content,
+    functions_in,
+    inside,
+    is_users,
+    kind_of,
+    kinds,
+    named_cells,
+    reachable,
 )
 from keras_cg.engine.references import MISSING, TABLES, dict_of, near, slot_of, slots
 
@@ -69,7 +69,7 @@ class World:
         frame = None if fun is None else known_facts.get(id(fun.__code__)) or facts(fun.__code__)
         owner = user.__self__ if type(user) is MethodType else user
         is_simple = owner is not user and not static and fun is not None and not (fun.__closure__ or fun.__defaults__)
-        if is_simple and _kinds.get(type(owner)) == _OBJECT and not _functions_in(owner, _OBJECT):
+        if is_simple and kinds.get(type(owner)) == OBJECT and not functions_in(owner, OBJECT):
             # As a walk would find, for most methods.
             cells, objects = dict[int, Any](), [owner]
         else:
@@ -88,8 +88,8 @@ class World:
         """Lists what stood at hand before the run, and what containers and objects there have."""
         parts = [value for before in self.before for value in before.values()]
         parts += [read(cell, name) for name, cell in filter(None, self.cells.values())]
-        inside = _inside(parts)
-        return [*parts, *inside, *_inside(inside)]
+        members = inside(parts)
+        return [*parts, *members, *inside(members)]
 
     def close(self, rules: dict[int, tuple[str, CellType] | None], sets: set[tuple[str, str]]) -> World | None:
         """Notes how the run left the world; returns None if there is nothing to put back, now or after another run.
@@ -151,21 +151,6 @@ class World:
                             write(holder, key, known.get(key, MISSING))
 
 
-def _inside(values: list[Any]) -> list[Any]:
-    """Lists what the containers and objects among `values` have, if that is not much."""
-    found: list[Any] = []
-    for value in values:
-        if kind_of(value) == _OBJECT:
-            members = dict_of(value)
-            tables = [members, *[table for table in map(members.get, TABLES) if table]]
-        else:
-            tables = [value] if kind_of(value) == _CONTAINER else []
-        for table in tables:
-            if len(table) <= _LONGEST:
-                found += table.values() if isinstance(table, (dict, MappingProxyType)) else table
-    return found
-
-
 def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool]:
     """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
 
@@ -183,7 +168,7 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
         if rule.__defaults__ or rule.__kwdefaults__:
             parts += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
         for value in parts:
-            if _kinds.get(type(value), _END) != _DATA:
+            if kinds.get(type(value), END) != DATA:
                 break
         else:
             if not known.assigned:
@@ -202,7 +187,7 @@ def _is_data(value: Any) -> bool:
         return not value.__dict__ and is_closed(value)
     if type(value) is tuple:  # unlike a list, which a run may have changed
         return all(map(_is_data, value))
-    return kind_of(value) == _DATA or keeps_nothing(value)
+    return kind_of(value) == DATA or keeps_nothing(value)
 
 
 # The turns that are taken now, in the order in which they began.
@@ -269,10 +254,7 @@ def read(holder: Any, key: Any) -> Any:
     if type(holder) is dict:
         return holder.get(key, MISSING)
     if type(holder) is CellType:
-        try:
-            return holder.cell_contents
-        except ValueError:
-            return MISSING
+        return content(holder)
     return vars(holder).get(key, MISSING) if type(key) is str else slot_of(key, holder)
 
 
@@ -325,19 +307,8 @@ def tables_of(owner: Any) -> list[Table]:
     return found + [(table, (), None, True) for table in tables]
 
 
-# The slots of the objects of each class, and whether it is the user's.
+# The slots of the objects of each class.
 _slots: dict[type, Any] = {}
-_users: dict[type, bool] = {}
-
-
-def is_users(kind: type) -> bool:
-    """Whether a class is neither Python's nor a framework's."""
-    known = _users.get(kind)
-    if known is None:
-        known = not is_stable(kind.__module__)
-        if "<locals>" not in kind.__qualname__:
-            _users[kind] = known
-    return known
 
 
 def _is_lazy(old: Any, key: Any, kind: type | None) -> bool:
@@ -349,128 +320,3 @@ def _is_lazy(old: Any, key: Any, kind: type | None) -> bool:
                 break
     # A descriptor of Python, such as a cached property, computes what is missing.
     return old is MISSING or old is None or hasattr(type(old), "__get__")
-
-
-# --- what can be reached ---------------------------------------------------------------------------------------------
-
-# What the walk does with a value: nothing with data (tensors, numbers, texts), nor at another end; or it enters a
-# function, what calls another one, a container, an object or a class.
-_DATA, _END, _FUNCTION, _CALLER, _CONTAINER, _OBJECT, _CLASS = range(7)
-_kinds: dict[type, int] = {}
-_ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, bytearray)
-_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
-# Whether the tensors of a loaded backend include a value. They are ends, too.
-_are_tensors: list[Callable[[Any], bool]] = []
-
-
-def note_tensors(is_tensor: Callable[[Any], bool]) -> None:
-    """Lets the walk end at the tensors of a backend, of which `is_tensor` tells."""
-    _are_tensors.append(is_tensor)
-    _kinds.clear()
-
-
-def kind_of(value: Any) -> int:
-    """Returns what the walk does with a value; it depends on the class."""
-    kind = type(value)
-    known = _kinds.get(kind)
-    if known is None:
-        known = _kind_of(value, kind)
-        if "<locals>" not in kind.__qualname__ and inner(value) is None:
-            _kinds[kind] = known
-    return known
-
-
-def _kind_of(value: Any, kind: type) -> int:
-    if kind is FunctionType:
-        return _FUNCTION
-    if isinstance(value, (functools.partial, MethodType, Decorated)) or inner(value) is not None:
-        return _CALLER
-    if isinstance(value, type):
-        return _END if is_stable(kind.__module__) and is_stable(value.__module__) else _CLASS
-    if isinstance(value, ATOMS) or any([is_tensor(value) for is_tensor in _are_tensors]):
-        return _DATA
-    if isinstance(value, _ENDS):
-        return _END
-    if isinstance(value, _CONTAINERS):
-        return _CONTAINER
-    # Of the objects of frameworks, modules of torch have tables, and our recipes hold functions of the user.
-    is_holder = kind is SimpleNamespace or kind.__module__.startswith("keras_cg.")
-    return _OBJECT if is_holder or is_users(kind) or TABLES[0] in dict_of(value) else _END
-
-
-# A longer container, or an object with more attributes, is data and no table of functions.
-_LONGEST = 100
-
-
-def reachable(
-    root: Any, static: Sequence[Any], frame: Facts | None, user: Any
-) -> tuple[dict[int, tuple[str, CellType] | None], list[Any]]:
-    """Finds the variables that functions from `root` and `static` on can read, by identity, and the objects at hand.
-
-    A variable is None if one of the functions assigns it, but for what `user` alone does. Of functions that the run has
-    defined, which have their code inside of `frame`, the variables are those of its own frame, which is over, or those
-    of `user`. Objects at hand are `root`, its `self`, and what is in its cells and arguments.
-    """
-    cells: dict[int, tuple[str, CellType] | None] = {}
-    objects: list[Any] = []
-    state: list[int] = []
-    seen: set[int] = set()
-    inside: Any = () if frame is None else frame.inner
-    # Each with the number of functions on the way: objects and containers are entered behind three of them at most.
-    waiting = [(root, 0), *[(each, 1) for each in static]]
-    for value, depth in waiting:
-        kind = _kinds.get(type(value))
-        if kind is None:
-            kind = kind_of(value)
-        if kind <= _END or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if kind == _FUNCTION:
-            known = facts(value.__code__)
-            assigned = known.assigned - known.own if value is user else known.assigned
-            for name, cell in named_cells(value):
-                if id(value.__code__) not in inside:
-                    cells.setdefault(id(cell), (name, cell))
-                if name in assigned:
-                    state.append(id(cell))
-                waiting.append((read(cell, name), depth + 1))
-            others = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-            waiting += [(each, depth + 1) for each in others]
-        elif kind == _CALLER:
-            waiting += [(each, depth) for each in _called(value)]
-        elif depth < 4:
-            if depth < 2 and kind != _CONTAINER:
-                objects.append(value)
-            waiting += [(each, 4) for each in _functions_in(value, kind)]
-    for key in state:
-        cells[key] = None
-    return cells, objects
-
-
-def named_cells(fun: Any) -> Iterable[tuple[str, CellType]]:
-    """Returns the variables from outside of a function, with their names."""
-    return zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
-
-
-def _called(value: Any) -> Sequence[Any]:
-    if isinstance(value, functools.partial):
-        return (value.func, *value.args, *value.keywords.values())
-    return (value.__self__, value.__func__) if type(value) is MethodType else (inner(value),)
-
-
-def _functions_in(value: Any, kind: int) -> list[Any]:
-    """Lists the functions that a container or an object has, and those of a class that a function has defined."""
-    found: list[Any] = []
-    if kind == _CONTAINER:
-        members: Any = value.values() if isinstance(value, (dict, MappingProxyType)) else value
-    else:
-        members = dict_of(value).values() if kind == _OBJECT else ()
-        origin = value if kind == _CLASS else type(value)
-        if "<locals>" in origin.__qualname__:
-            for each in vars(origin).values():
-                found.append(each if type(each) is FunctionType else inner(each))
-    if len(members) <= _LONGEST:
-        for each in members:
-            if _kinds.get(type(each), _FUNCTION) >= _FUNCTION and kind_of(each) in (_FUNCTION, _CALLER):
-                found.append(each)
-    return found
