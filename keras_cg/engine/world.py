@@ -8,7 +8,8 @@ they were. Nothing is copied, and nothing is done where nothing differs.
 - A variable from outside is a cell that the function, its rule, or a function that these reach can read. A variable
   that one of them assigns is state, and stays as it is, unless the function itself alone assigns it.
 - An attribute counts if the run has set it, on an object at hand: `self`, its class, a callable object, a static
-  argument, or an object in a cell. The parameters and buffers of such a module of torch always count.
+  argument, an object or a function in a cell, or an object in an attribute of these. The parameters and buffers of such
+  a module of torch always count.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import CellType, FunctionType, MethodType, SimpleNamespace
+from types import CellType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 from keras_cg.engine.functions import facts, innermost, is_closed, keeps_nothing, known_facts
@@ -24,26 +25,21 @@ from keras_cg.engine.reach import (
     DATA,
     END,
     OBJECT,
+    OTHER,
+    Variable,
     content,
-    functions_in,
     inside,
-    is_users,
     kind_of,
     kinds,
+    members,
     named_cells,
     reachable,
 )
 from keras_cg.engine.references import MISSING, TABLES, dict_of, near, slot_of, slots
 
-# A place that can be bound again: a variable and its name, a dict or a class and a name, or an object and a slot; and
-# what was there.
+# A place that can be bound again, and what was there. A place is a name or a slot in a holder: an object or a class, a
+# dict of a module of torch, or a variable.
 Entry = tuple[Any, Any, Any]
-
-
-# Where a run may set something: a dict, a class, an object with slots, or a variable; the slots, or the name of the
-# variable; the class that has defaults for the attributes of an object; and whether each place counts, and not only
-# those that the run sets.
-Table = tuple[Any, Sequence[Any], type | None, bool]
 
 
 class World:
@@ -53,12 +49,12 @@ class World:
         found: Each place with what another run must find there.
         left: Each place with what the run left there, which its rule must find.
         named: What the run set, under its name.
-        tables: Where the run may set attributes.
+        holders: Where the run may set something.
         before: What was in each of these before the run.
         cells: The variables from outside that the function can read, by identity; None for one that is state.
     """
 
-    __slots__ = "before", "cells", "found", "left", "named", "tables"
+    __slots__ = "before", "cells", "found", "holders", "left", "named"
 
     def __init__(self, user: Any, static: Sequence[Any] = ()):
         self.found: list[Entry] = []
@@ -69,63 +65,63 @@ class World:
         frame = None if fun is None else known_facts.get(id(fun.__code__)) or facts(fun.__code__)
         owner = user.__self__ if type(user) is MethodType else user
         is_simple = owner is not user and not static and fun is not None and not (fun.__closure__ or fun.__defaults__)
-        if is_simple and kinds.get(type(owner)) == OBJECT and not functions_in(owner, OBJECT):
+        if is_simple and kinds.get(type(owner)) == OBJECT and not members(owner, OBJECT, True):
             # As a walk would find, for most methods.
-            cells, objects = dict[int, Any](), [owner]
+            self.cells, objects = dict[int, Variable | None](), [owner, type(owner)]
         else:
-            cells, objects = reachable(user, static, frame, fun)
-        self.cells = cells
-        self.tables: list[Table] = []
+            self.cells, objects = reachable(user, static, frame, fun)
+        self.holders: list[Any] = []
         if frame is not None and frame.own:
-            self.tables += [(cell, (name,), None, False) for name, cell in named_cells(fun) if name in frame.own]
-        if objects and owner is objects[0] and not isinstance(owner, type) and is_users(type(owner)):
-            objects.append(type(owner))
+            self.holders += [cell for name, cell in named_cells(fun) if name in frame.own]
         for each in objects:
-            self.tables += tables_of(each)
-        self.before = [contents(holder, keys).copy() for holder, keys, *_ in self.tables]
+            self.holders += holders_of(each)
+        self.before = [contents(holder).copy() for holder in self.holders]
 
     def values(self) -> list[Any]:
         """Lists what stood at hand before the run, and what containers and objects there have."""
         parts = [value for before in self.before for value in before.values()]
-        parts += [read(cell, name) for name, cell in filter(None, self.cells.values())]
-        members = inside(parts)
-        return [*parts, *members, *inside(members)]
+        parts += [value for _, _, value in filter(None, self.cells.values())]
+        found = [each for value in parts for each in inside(value, kind_of(value))]
+        return [*parts, *found, *[each for value in found for each in inside(value, kind_of(value))]]
 
-    def close(self, rules: dict[int, tuple[str, CellType] | None], sets: set[tuple[str, str]]) -> World | None:
+    def close(self, rules: dict[int, Variable | None], sets: set[tuple[str, str]]) -> World | None:
         """Notes how the run left the world; returns None if there is nothing to put back, now or after another run.
 
         `rules` are the variables that the rule can read. `sets` has the attributes that some run of the function has
         set: they count in each later run, which may set the same object again.
         """
-        noted = set()
-        for (holder, keys, kind, is_whole), before in zip(self.tables, self.before, strict=True):
-            now = holder if type(holder) is dict else contents(holder, keys)
+        for holder, before in zip(self.holders, self.before, strict=True):
+            is_table = type(holder) is dict
+            now = holder if is_table else contents(holder)
             # By identity, and in one order: most runs set nothing.
             is_same = len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
-            if not sets and not is_whole and is_same and all(map(operator.is_, now, before)):
+            if type(holder) is CellType or (
+                not sets and not is_table and is_same and all(map(operator.is_, now, before))
+            ):
                 continue
             for key in {**before, **now}:
                 old, new, name = before.get(key, MISSING), now.get(key, MISSING), getattr(key, "__name__", key)
                 # By name, because a class of a run must not stay alive.
-                place = (kind or type(holder)).__qualname__, name
-                if old is not new or (not is_whole and place in sets):
+                place = type(holder).__qualname__, name
+                if old is not new or (not is_table and place in sets):
                     sets.add(place)
-                    self.named.append((name if type(holder) is CellType else f"self.{name}", new))
-                elif not is_whole:
+                    self.named.append((f"self.{name}", new))
+                elif not is_table:
                     continue
-                noted.add(id(holder))
                 self.left.append((holder, key, new))
-                self.found.append((holder, key, new if _is_lazy(old, key, kind) else old))
+                self.found.append((holder, key, new if _is_lazy(old, key, holder) else old))
         for key, known in {**self.cells, **rules}.items():
-            if known is None or self.cells.get(key, known) is None or key in noted:
+            first = self.cells.get(key, known)
+            # One that is bound after the run is state.
+            if known is None or first is None or (new := content(known[0])) is first[2] is MISSING:
                 continue
-            name, cell = known
-            if (value := read(cell, name)) is not MISSING:
-                self.left.append((cell, name, value))
-                if key in self.cells:
-                    self.found.append((cell, name, value))
+            cell, name, old = first
+            self.named += [] if new is old else [(name, new)]
+            self.left.append((cell, name, new))
+            if key in self.cells:
+                self.found.append((cell, name, new if old is MISSING or old is None else old))
         self.cells, self.before = {}, []
-        return self if self.left or self.tables else None
+        return self if self.left or self.holders else None
 
     def forget(self) -> None:
         """Drops what the run left, which its rule alone needs."""
@@ -140,13 +136,13 @@ class World:
 
     def again(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls the function of the run in the world that the run found, and brings back what is there now."""
-        with _Turn(self.found, self.tables):
-            before = [contents(holder, keys).copy() for holder, keys, *_ in self.tables]
+        with _Turn(self.found, self.holders):
+            before = [contents(holder).copy() for holder in self.holders]
             try:
                 return fun(*args)
             finally:
-                for (holder, keys, *_), known in zip(self.tables, before, strict=True):
-                    for key in {**contents(holder, keys), **known}:
+                for holder, known in zip(self.holders, before, strict=True):
+                    for key in {**contents(holder), **known}:
                         if read(holder, key) is not known.get(key, MISSING):
                             write(holder, key, known.get(key, MISSING))
 
@@ -202,10 +198,10 @@ class _Turn:
     want the same values go on together, and the last one brings back what was there.
     """
 
-    __slots__ = "changed", "entries", "tables", "thread"
+    __slots__ = "changed", "entries", "holders", "thread"
 
-    def __init__(self, entries: Sequence[Entry], tables: Sequence[Table] = ()):
-        self.entries, self.tables, self.thread = entries, tables, threading.get_ident()
+    def __init__(self, entries: Sequence[Entry], holders: Sequence[Any] = ()):
+        self.entries, self.holders, self.thread = entries, holders, threading.get_ident()
 
     def __enter__(self) -> None:
         with _changed:
@@ -218,13 +214,15 @@ class _Turn:
             _turns.append(self)
 
     def _must_wait(self) -> bool:
-        is_alone = bool(self.tables or self.changed)
-        others = [each for each in _turns if each.thread != self.thread and (is_alone or each.tables)]
+        is_alone = bool(self.holders or self.changed)
+        others = [each for each in _turns if each.thread != self.thread and (is_alone or each.holders)]
         return any(map(self._meets, others))
 
     def _meets(self, other: _Turn) -> bool:
-        here = {id(holder) for holder, *_ in (*self.entries, *self.tables)}
-        return not here.isdisjoint([id(holder) for holder, *_ in (*other.entries, *other.tables)])
+        return not self._used().isdisjoint(other._used())
+
+    def _used(self) -> set[int]:
+        return {*map(id, self.holders), *[id(entry[0]) for entry in self.entries]}
 
     def __exit__(self, *error: object) -> None:
         with _changed:
@@ -251,72 +249,65 @@ def _differing(entries: Iterable[Entry]) -> list[tuple[Any, Any, Any, Any]]:
 
 def read(holder: Any, key: Any) -> Any:
     """Returns what a place is bound to; MISSING if nothing."""
-    if type(holder) is dict:
-        return holder.get(key, MISSING)
     if type(holder) is CellType:
         return content(holder)
-    return vars(holder).get(key, MISSING) if type(key) is str else slot_of(key, holder)
+    return slot_of(key, holder) if type(key) is MemberDescriptorType else _attributes(holder).get(key, MISSING)
 
 
 def write(holder: Any, key: Any, value: Any) -> None:
     """Binds a place to a value, or to nothing for MISSING; no code of the user runs."""
-    if type(holder) is dict:
-        if value is MISSING:
-            holder.pop(key, None)
-        else:
-            holder[key] = value
-    elif type(holder) is CellType:
-        if value is MISSING:
+    is_missing = value is MISSING
+    if type(holder) is CellType:
+        if is_missing:
             del holder.cell_contents
         else:
             holder.cell_contents = value
-    elif type(key) is not str:
-        key.__delete__(holder) if value is MISSING else key.__set__(holder, value)
-    elif value is MISSING:
-        type.__delattr__(holder, key)
+    elif type(key) is MemberDescriptorType:
+        key.__delete__(holder) if is_missing else key.__set__(holder, value)
+    elif isinstance(holder, type):
+        type.__delattr__(holder, key) if is_missing else type.__setattr__(holder, key, value)
+    elif is_missing:
+        dict.pop(_attributes(holder), key, None)
     else:
-        type.__setattr__(holder, key, value)
+        dict.__setitem__(_attributes(holder), key, value)
 
 
-def contents(holder: Any, keys: Sequence[Any]) -> Any:
-    """Returns what is bound in a holder: of a variable and of slots, at `keys`."""
+def contents(holder: Any) -> Any:
+    """Returns what is bound in a holder, by name or slot."""
+    kind = type(holder)
+    if kind is dict:
+        return holder
+    if kind is CellType:
+        return {} if (value := content(holder)) is MISSING else {None: value}
+    if isinstance(holder, type):
+        return vars(holder)
+    members = dict_of(holder)
+    if not (places := slots(kind)):
+        return members
+    return members | {key: value for key in places if (value := slot_of(key, holder)) is not MISSING}
+
+
+def _attributes(holder: Any) -> Any:
     if type(holder) is dict:
         return holder
-    if not keys:
-        return vars(holder)
-    return {key: value for key in keys if (value := read(holder, key)) is not MISSING}
+    return vars(holder) if isinstance(holder, type) else dict_of(holder)
 
 
-def tables_of(owner: Any) -> list[Table]:
+def holders_of(owner: Any) -> list[Any]:
     """Returns where a run may set attributes of an object."""
-    if isinstance(owner, type):
-        return [(owner, (), None, False)]
-    members, kind = dict_of(owner), type(owner)
-    found: list[Table] = []
-    if is_users(kind) or kind is SimpleNamespace:
-        found = [(members, (), kind, False)] if members or hasattr(owner, "__dict__") else []
-        places = _slots.get(kind)
-        if places is None:
-            places = slots(kind)
-            if "<locals>" not in kind.__qualname__:
-                _slots[kind] = places
-        if places:
-            found.append((owner, places, kind, False))
     # The parameters and buffers of a module of torch, which `torch.func.functional_call` exchanges for one call.
+    if isinstance(owner, type):
+        return [owner]
+    members = dict_of(owner)
     tables = [table for name in TABLES[:2] if name in members and type(table := members[name]) is dict]
-    return found + [(table, (), None, True) for table in tables]
+    return tables if kind_of(owner) == OTHER else [owner, *tables]
 
 
-# The slots of the objects of each class.
-_slots: dict[type, Any] = {}
-
-
-def _is_lazy(old: Any, key: Any, kind: type | None) -> bool:
+def _is_lazy(old: Any, key: Any, holder: Any) -> bool:
     """Whether an attribute had no value before the run, which computed it once and for all."""
-    if old is MISSING and kind is not None:
-        for base in kind.__mro__:
-            old = vars(base).get(key, MISSING) if type(key) is str else MISSING
-            if old is not MISSING:
-                break
+    for base in type(holder).__mro__ if old is MISSING else ():
+        old = vars(base).get(key, MISSING)
+        if old is not MISSING and type(key) is not MemberDescriptorType:
+            break
     # A descriptor of Python, such as a cached property, computes what is missing.
     return old is MISSING or old is None or hasattr(type(old), "__get__")
