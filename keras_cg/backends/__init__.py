@@ -14,7 +14,7 @@ import pkgutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from keras_cg.engine import defaults, messages, world
+from keras_cg.engine import defaults, messages, reach
 from keras_cg.engine.contract import OPTIONAL, REQUIRED, Backend
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def load(name: str, source: str) -> Backend:
             default = getattr(defaults, attribute)
             setattr(backend, attribute, functools.partial(default, backend) if callable(default) else default)
     _names[backend] = name
-    world.note_tensors(backend.is_tensor)
+    reach.note_tensors(backend.is_tensor)
     return loaded.setdefault(name, backend)
 
 

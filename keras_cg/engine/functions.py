@@ -24,7 +24,7 @@ _ASKS = "LOAD_ATTR", "requires_grad"
 _MUTATORS = ("add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
 
 
-UNREAD = object()
+UNREAD: Any = object()
 
 
 class Facts:
@@ -103,8 +103,12 @@ _FRAMEWORKS = {"autograd", "jax", "jaxlib", "keras", "keras_cg", "numpy", "scipy
 
 def is_stable(module: str | None) -> bool:
     """Whether a module is Python's or a framework's, whose functions keep nothing that a run could change."""
-    package = (module or "builtins").partition(".")[0]
-    return package in sys.stdlib_module_names or package in _FRAMEWORKS
+    return is_frameworks(module) or (module or "builtins").partition(".")[0] in sys.stdlib_module_names
+
+
+def is_frameworks(module: str | None) -> bool:
+    """Whether a module is a framework's."""
+    return (module or "").partition(".")[0] in _FRAMEWORKS
 
 
 def is_closed(fun: FunctionType) -> bool:

@@ -102,6 +102,15 @@ def attributes(value: Any) -> dict[str, Any]:
 
 # Stands for an attribute or a variable that is not there.
 MISSING = object()
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
+
+
+def held(value: Any) -> Any:
+    """Returns what a container of Python holds, of a dict the values; nothing of the user's code runs."""
+    kind: Any = type(value)
+    if kind not in CONTAINERS:
+        kind = next(base for base in CONTAINERS if isinstance(value, base))
+    return kind.values(value) if kind in (dict, types.MappingProxyType) else [*kind.__iter__(value)]
 
 
 def dict_of(value: Any) -> dict[str, Any]:
@@ -113,10 +122,19 @@ def dict_of(value: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+# The slots of the objects of each class that exists longer than a run.
+_slots: dict[type, list[Any]] = {}
+
+
 def slots(kind: type) -> list[Any]:
     """Lists the slots of the objects of a class."""
-    bases = [base for base in kind.__mro__[:-1] if "__slots__" in vars(base)]
-    return [each for base in bases for each in vars(base).values() if type(each) is types.MemberDescriptorType]
+    found = _slots.get(kind)
+    if found is None:
+        bases = [base for base in kind.__mro__[:-1] if "__slots__" in vars(base)]
+        found = [each for base in bases for each in vars(base).values() if type(each) is types.MemberDescriptorType]
+        if "<locals>" not in kind.__qualname__:
+            _slots[kind] = found
+    return found
 
 
 def slot_of(slot: Any, value: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType
 from typing import Any
 
 from keras_cg import errors, user_code
@@ -166,9 +165,7 @@ class Call(FlatFunction):
         # The first run, outside of every scope of Keras, and its backend is active.
         backend, user, nest, opened = self.backend, self.user, self.nest, None
         if leads_outside(user) or (nest is not None and not are_data(nest.leaves)):
-            opened = World(user, () if nest is None else nest.leaves)
-        if opened is not None and self.look is not None:
-            self.existing = self.look(opened.values())
+            opened = self._open()
         self.converted = fun = user if backend.converted is None else backend.converted(user)
         args, kwargs = (tensors, None) if nest is None else self.bind(tensors)
         pair = fun(*args, **kwargs) if kwargs else fun(*args)
@@ -182,17 +179,24 @@ class Call(FlatFunction):
             run.kwargs = kwargs
         return results, run
 
+    def _open(self) -> World:
+        """Returns the world before a run, of which the backend may look at what is there."""
+        opened = World(self.user, () if self.nest is None else self.nest.leaves)
+        if self.look is not None and not self.has_run:
+            self.existing = self.look(opened.values())
+        return opened
+
     def _start(self, tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], Run]:
         """Runs the function with any arguments, or again."""
         if self.world is not None:
             again = copy.copy(self)
             again.world = None
             return self.world.again(again, *tensors)  # type: ignore[no-any-return]
-        opened = None
-        if not self.is_traced:
-            opened = World(self.user, () if self.nest is None else self.nest.leaves)
-            if self.look is not None and not self.has_run:
-                self.existing = self.look(opened.values())
+        opened, nest = None, self.nest
+        # In two steps, because torch.compile (2.13) cannot trace the second question.
+        if not self.is_traced:  # noqa: SIM102
+            if leads_outside(self.user) or (nest is not None and not are_data(nest.leaves)):
+                opened = self._open()
         args, kwargs = self.bind(tensors)
         pair, changed, scope = self.run(args, kwargs)
         results, rule, tree = self.accept(pair)

@@ -135,8 +135,10 @@ class CustomGradient(Decorated, Generic[P, Output]):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        bound = self.of(self.__wrapped__.__get__(instance, owner))
-        bound._unbound = self
+        # With what this one has, which is what it would read from the method: each look-up binds a method again.
+        bound = object.__new__(CustomGradient)
+        bound.__dict__.update(self.__dict__, __wrapped__=self.__wrapped__.__get__(instance, owner), _unbound=self)
+        bound._signature = None
         return bound
 
     def __eq__(self, other: object) -> bool:

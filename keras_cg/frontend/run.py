@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,7 @@ class Run:
         outputs: The tensors of the output; after `note`, only if another run must have the same ones.
         world: The world before the run; after `note`, as the run left it, or None.
         residuals: What the rule holds, by a quick look.
+        known: The facts of a rule that the run has defined and that holds data alone, which are then the residuals.
         is_closed: Whether all that the rule can read is data.
         style: How the rule is called, if its code alone tells; else None.
         count: How many arguments the function has by position, if it is not told by the call.
@@ -53,6 +55,7 @@ class Run:
     scope: Any = None
     style: int | None = None
     count: int | None = None
+    known: Any = None
     takes_output = is_noted = is_used_up = False
     residuals: Sequence[Any]
     specs: list[Spec]
@@ -81,11 +84,11 @@ class Run:
             self.world, self.residuals, self.is_closed = None, (), True
             style = conventions.traced_style(rule)
         else:
-            self.world, self.residuals, self.is_closed, known = world.note(self.world, rule, call.converted)
+            self.world, self.residuals, self.is_closed, self.known = world.note(self.world, rule, call.converted)
             if not call.has_run:
                 call.has_run, call.world = True, self.world
-            style = None if known is None else known.style
-            if known is None or style is UNREAD:
+            style = self.known.style if self.known is not None else UNREAD
+            if style is UNREAD:
                 style = conventions.style(rule, call.user, call.name)
         if style == ALONE and self.scope is None:
             self.args, self.style = (), ALONE
@@ -107,7 +110,7 @@ class Run:
         if self.kwargs and style != ALONE:
             self.args = self.call.positional(self.args, self.kwargs)
         self.count = count = len(self.args)
-        if self.scope is None and (style == ANY or style == count):
+        if self.scope is None and style in (ANY, count):
             self.style = style
         elif style == ALONE:
             self.args = ()
@@ -239,7 +242,16 @@ class Run:
         Call it before the gradient that is recorded, where the framework may record: if what the rules hold is no data,
         both are called by `probe`. Returns the boolean tensors of `agreement` that must all hold.
         """
-        return other.in_world(self._compare, self._steps(), other, lambda: (probe(self), probe(other)))  # type: ignore[no-any-return]
+        first, second = self._steps(), other._steps()
+        if self.known is not None and self.known is other.known:
+            # Closures of one code over data, in cells and in the defaults of their parameters.
+            names = self.known.code.co_freevars
+            count = len(names)
+            if all(map(operator.is_, self.residuals[count:], other.residuals[count:])):
+                first[:1] = zip(names, self.residuals, strict=False)
+                second[:1] = zip(names, other.residuals, strict=False)
+        both = lambda: (probe(self), probe(other))  # noqa: E731
+        return other.in_world(self._compare, first, second, other, both)  # type: ignore[no-any-return]
 
     def in_world(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls `fun` in the world of the run, in which its rule holds what it held then."""
@@ -262,17 +274,18 @@ class Run:
         steps, gradients = facts
         # Without a gradient of the first run, nothing can tell for another structure.
         both = lambda: ([None], []) if gradients is None else (gradients, probe(self))  # noqa: E731
-        self.in_world(self._compare, steps, self, both, [*inputs, *tensors])
+        self.in_world(self._compare, steps, self._steps(), self, both, [*inputs, *tensors])
 
     def _compare(
         self,
         first: Sequence[tuple[str, Any]],
+        second: Sequence[tuple[str, Any]],
         other: Any,
         gradients: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
         saved: Sequence[Any] = (),
     ) -> list[Any]:
         backend = self.call.backend
-        found = comparing.difference(first, other._steps(), backend.is_tensor, backend.agreement, saved)
+        found = comparing.difference(first, second, backend.is_tensor, backend.agreement, saved)
         name, conditions = found.name, [*found.conditions]
         if name is None and found.is_unknown:
             ones, others = gradients()

@@ -6,6 +6,7 @@ purpose, so that plain autodiff gives other numbers.
 
 import collections
 import functools
+import sys
 import threading
 import types
 
@@ -80,9 +81,15 @@ READS = {
     "deque": lambda scale: (lambda kept: lambda upstream: kept[0](upstream))(collections.deque([scale])),
     "set": lambda scale: (lambda kept: lambda upstream: next(iter(kept))(upstream))({scale}),
     "proxy": lambda scale: (lambda kept: lambda upstream: kept["a"](upstream))(types.MappingProxyType({"a": scale})),
+    "factory": lambda scale: (lambda kept: lambda upstream: upstream * kept["a"])(
+        collections.defaultdict(lambda: scale(1.0))
+    ),
     "object": lambda scale: Holder(scale),
+    "object in an object": lambda scale: Holder(Holder(scale)),
+    "base of a class of the run": with_base,
     "object in a cell": lambda scale: (lambda kept: lambda upstream: kept(upstream))(Holder(scale)),
     "partial in an object": lambda scale: Holder(functools.partial(lambda _, upstream: scale(upstream), 0)),
+    "argument of a partial": lambda scale: functools.partial(lambda scale, upstream: scale(upstream), scale),
     "default": lambda scale: lambda upstream, scale=scale: scale(upstream),
     "keyword default": lambda scale: lambda upstream, *, scale=scale: scale(upstream),
     "wrapper": lambda scale: functools.wraps(scale)(lambda upstream: scale(upstream)),
@@ -226,7 +233,16 @@ def test_a_variable_that_another_function_assigns_is_state(eager):
         tick()
         return x * 1, lambda upstream: 7 * upstream * count
 
+    def rule(upstream):
+        return 7 * upstream * count
+
+    @custom_gradient
+    def with_a_rule_from_outside(x):
+        tick()
+        return x * 1, rule
+
     assert gradient_of_the_first(eager, [f, f]) == [14.0]
+    assert gradient_of_the_first(eager, [with_a_rule_from_outside, f]) == [28.0]
 
 
 def test_recipes_that_hold_a_function_of_a_loop(eager):
@@ -310,6 +326,27 @@ class ByContents(Stores):
         return self.k[1].k
 
 
+class ByAnotherDict(Stores):
+    def store(self, k):
+        self.__dict__ = {"k": k}
+
+
+class WithSubclassOfDict(Stores):
+    def __init__(self):
+        self.__dict__ = type("Attributes", (dict,), {})()
+
+
+class InAPart(Stores):
+    def __init__(self):
+        self.part = types.SimpleNamespace()
+
+    def store(self, k):
+        self.part.k = k
+
+    def read(self):
+        return self.part.k
+
+
 class OfMeta(type):
     def __setattr__(cls, name, value):
         type.__setattr__(cls, name, value + 1)
@@ -336,7 +373,7 @@ class Frozen(Stores):
 FACTORS = (2.0, 2.0, 3.0)
 STORES = (
     *(Stores, ByClosure, ByCall, ByPartial, ByDefault, ByItsClass, ByGetattr, Slotted, ByContents),
-    *(ByItsMeta, Frozen),
+    *(ByAnotherDict, WithSubclassOfDict, InAPart, ByItsMeta, Frozen),
 )
 
 
@@ -367,11 +404,14 @@ def test_a_flag_that_had_this_value_before_the_first_run(eager, place):
     """A limit: nothing shows that the first two runs have set the attribute."""
     flag, owner, one = True, types.SimpleNamespace(flag=True), eager.tensor(np.float32(1.0))
 
-    @custom_gradient
-    def f(x, value):
+    def fun(x, value):
         nonlocal flag
         owner.flag = flag = value
         return x * 1, lambda upstream: ((7 if (owner.flag if place == "attribute" else flag) else 3) * upstream, None)
+
+    # A code of its own, because what a run of a code has set counts from then on.
+    fun.__code__ = fun.__code__.replace()
+    f = custom_gradient(fun)
 
     pullbacks = [vjp(lambda x, value=value: f(x, value), one)[1] for value in (True, True, False)]
     found = [float(eager.array(pullback(one)[0])) for pullback in pullbacks]
@@ -381,6 +421,19 @@ def test_a_flag_that_had_this_value_before_the_first_run(eager, place):
 def with_a_default(x, k, kept=types.SimpleNamespace()):  # noqa: B008 - that is the case
     kept.k = k
     return x * 1, lambda upstream: (7 * upstream * kept.k, None)
+
+
+def by_a_default_alone(x, kept=types.SimpleNamespace()):  # noqa: B008 - that is the case
+    kept.k = SHARED["k"]
+    return x * 1, lambda upstream: 7 * upstream * kept.k
+
+
+def test_the_attributes_of_a_default(eager):
+    f, one, pullbacks = custom_gradient(by_a_default_alone), eager.tensor(np.float32(1.0)), []
+    for k in (2.0, 3.0):
+        SHARED["k"] = k
+        pullbacks.append(vjp(f, one)[1])
+    assert float(eager.array(pullbacks[0](one)[0])) == 14.0
 
 
 def test_the_attributes_of_other_objects_at_hand(eager):
@@ -410,6 +463,41 @@ def test_the_attributes_of_other_objects_at_hand(eager):
         calls = [functools.partial(lambda call, k, x: call(x, k), call, k) for k in (2.0, 3.0)]
         assert gradient_of_the_first(eager, calls) == [14.0]
     assert (kept.k, holder.k, owner.k) == (3.0, 3.0, 3.0)
+
+
+def test_the_attributes_of_functions_at_hand(eager):
+    """Of the function itself, of the decorated one, and of a partial."""
+
+    def plain(x, k):
+        plain.k = k
+        return x * 1, lambda upstream: (7 * upstream * plain.k, None)
+
+    @custom_gradient
+    def decorated(x, k):
+        decorated.k = k
+        return x * 1, lambda upstream: (7 * upstream * decorated.k, None)
+
+    kept = functools.partial(float)
+
+    @custom_gradient
+    def of_a_partial(x, k):
+        kept.k = k
+        return x * 1, lambda upstream: (7 * upstream * kept.k, None)
+
+    def store(k):
+        store.k = k
+
+    store.k = 0.0
+
+    @custom_gradient
+    def by_a_helper(x, k):
+        store(k)
+        return x * 1, lambda upstream: (7 * upstream * store.k, None)
+
+    for f in (custom_gradient(plain), decorated, of_a_partial, by_a_helper):
+        calls = [functools.partial(lambda f, k, x: f(x, k), f, k) for k in (2.0, 3.0)]
+        assert gradient_of_the_first(eager, calls, 2) == [14.0, 14.0]
+    assert (plain.k, decorated.k, kept.k) == (3.0, 3.0, 3.0)
 
 
 # --- another run -----------------------------------------------------------------------------------------------------
@@ -475,7 +563,8 @@ def test_the_second_order_after_an_attribute_was_deleted(eager):
     """By the run itself, which another run finds again; by a new name for the same object; and by the user."""
 
     class Consumes:
-        kept = made = None
+        made = None
+        runs: list = []  # noqa: RUF012
 
         def __init__(self):
             self.k, self.a = 2.0, 1.0
@@ -489,6 +578,13 @@ def test_the_second_order_after_an_attribute_was_deleted(eager):
         def renames(self, x):
             self.b = vars(self).pop("a")
             return x * x, lambda upstream: 7 * upstream * x * self.b
+
+        @custom_gradient
+        def differs(self, x):
+            if self.runs:
+                self.second = True
+            self.runs.append(None)
+            return x * x, lambda upstream: 7 * upstream * x
 
         @custom_gradient
         def makes(self, x):
@@ -507,6 +603,9 @@ def test_the_second_order_after_an_attribute_was_deleted(eager):
         return pullback(output * 0 + 1)[0]
 
     assert float(eager.array(grad(first)(x))) == 7.0
+    assert vars(owner) == {"b": 1.0}
+    assert float(eager.array(grad(lambda x: grad(owner.differs)(x) * 1)(x))) == 7.0
+    assert len(Consumes.runs) >= 2
     assert vars(owner) == {"b": 1.0}
 
 
@@ -592,6 +691,7 @@ def test_a_weight_that_each_run_draws_is_refused(eager, place):
 
 
 SHARED = {"k": 0.0}
+K = 2.0
 
 
 # --- the user's objects ----------------------------------------------------------------------------------------------
@@ -785,6 +885,66 @@ def test_a_thread_waits_for_one_whose_rule_reads_what_stands_there(torch):
     found.append(torch.autograd.grad(one, x)[0].item())
     thread.join()
     assert sorted(found) == [14.0, 21.0] and owner.k == 3.0
+
+
+@pytest.mark.only("torch")
+def test_a_rule_so_deep_that_torch_goes_on_in_another_thread(torch):
+    """torch (2.13) does that at the 60th derivative inside of another. The variable of the loop is put back there."""
+    x, outputs, found = torch.ones((), requires_grad=True), [], []
+    for k in (2.0, 3.0):
+
+        def nested(depth):
+            @custom_gradient
+            def f(x):
+                inner = lambda: grad(nested(depth - 1))(x.detach()) if depth else 7 * k
+                return x * 1, lambda upstream: upstream * inner()
+
+            return f
+
+        outputs.append(nested(62)(x))
+
+    def work():
+        found.append(torch.autograd.grad(outputs[0], x)[0].item())
+
+    limit, size = sys.getrecursionlimit(), threading.stack_size(256 * 2**20)
+    try:
+        sys.setrecursionlimit(20_000)
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(30)
+    finally:
+        sys.setrecursionlimit(limit)
+        threading.stack_size(size)
+    assert found == [14.0]
+
+
+@pytest.mark.only("torch")
+def test_a_function_runs_again_after_the_rule_in_another_thread(torch):
+    """What it sets on its way is for itself alone."""
+    started, owner, x, found = threading.Event(), types.SimpleNamespace(k=K), torch.ones((), requires_grad=True), []
+
+    @custom_gradient
+    def f(x):
+        if started.is_set():
+            owner.k = 50.0
+            threading.Event().wait(0.1)
+        owner.k = K
+
+        def rule(upstream):
+            if threading.current_thread() is thread:
+                started.set()
+                threading.Event().wait(0.05)
+            return 7 * upstream * x * owner.k
+
+        return x * x, rule
+
+    one, two = f(x), f(x)
+    thread = threading.Thread(target=lambda: found.append(torch.autograd.grad(two, x)[0].item()))
+    thread.start()
+    started.wait(10)
+    found.append(torch.autograd.grad(one, x, create_graph=True)[0].item())
+    thread.join()
+    assert found == [14.0, 14.0] and owner.k == K
 
 
 @pytest.mark.only("torch")

@@ -1,0 +1,168 @@
+"""What a function can reach in a few steps: variables from outside, and the objects that it has at hand."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+from keras_cg.engine.functions import ATOMS, Decorated, Facts, facts, inner, is_stable
+from keras_cg.engine.references import CONTAINERS, MISSING, TABLES, dict_of, held
+
+# What the walk does with a value: nothing with data (tensors, numbers, texts), nor at another end; or it enters a
+# function, what calls another one, a container, a class, or an object, of which a framework's sets no attributes.
+DATA, END, FUNCTION, CALLER, CONTAINER, CLASS, OTHER, OBJECT = range(8)
+_CALLED = (FUNCTION, CALLER)
+_CALLERS = (functools.partial, MethodType, Decorated)
+_ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, bytearray)
+# The kinds of classes that exist longer than a run.
+kinds: dict[type, int] = {}
+# Whether the tensors of a loaded backend include a value. They are ends, too.
+_are_tensors: list[Callable[[Any], bool]] = []
+
+# A variable from outside: its cell, its name and what was there.
+Variable = tuple[CellType, str, Any]
+
+
+def note_tensors(is_tensor: Callable[[Any], bool]) -> None:
+    """Lets the walk end at the tensors of a backend, of which `is_tensor` tells."""
+    _are_tensors.append(is_tensor)
+    kinds.clear()
+
+
+def kind_of(value: Any) -> int:
+    """Returns what the walk does with a value; it depends on the class."""
+    kind = type(value)
+    known = kinds.get(kind)
+    if known is None:
+        known = _kind_of(value, kind)
+        # What a class is depends on the class itself, and a wrapper's kind on its attributes.
+        is_told = known != CALLER or isinstance(value, _CALLERS)
+        if is_told and not isinstance(value, type) and "<locals>" not in kind.__qualname__:
+            kinds[kind] = known
+    return known
+
+
+def _kind_of(value: Any, kind: type) -> int:
+    if kind is FunctionType:
+        return FUNCTION
+    if isinstance(value, _CALLERS) or inner(value) is not None:
+        return CALLER
+    is_users = not is_stable(kind.__module__)
+    if isinstance(value, type):
+        return CLASS if is_users or not is_stable(value.__module__) else END
+    if isinstance(value, ATOMS) or any([is_tensor(value) for is_tensor in _are_tensors]):
+        return DATA
+    if isinstance(value, _ENDS):
+        return END
+    if isinstance(value, CONTAINERS):
+        return CONTAINER
+    # Of the objects of frameworks, modules of torch have tables, and our recipes hold functions of the user.
+    is_holder = kind.__module__.startswith("keras_cg.") or TABLES[0] in dict_of(value)
+    return OBJECT if is_users or kind is SimpleNamespace else OTHER if is_holder else END
+
+
+# A longer container, or an object with more attributes, is data and no table of functions.
+_LONGEST = 100
+
+
+def reachable(
+    root: Any, static: Sequence[Any], frame: Facts | None, user: Any
+) -> tuple[dict[int, Variable | None], list[Any]]:
+    """Finds the variables that functions from `root` and `static` on can read, by identity, and the objects at hand.
+
+    A variable is None if one of the functions assigns it, but for what `user` alone does. Of functions that the run has
+    defined, which have their code inside of `frame`, the variables are those of its own frame, which is over, or those
+    of `user`. Objects at hand are `root`, its `self`, what is in its cells and arguments, and in attributes of these.
+    """
+    cells: dict[int, Variable | None] = {}
+    objects: list[Any] = []
+    state: list[int] = []
+    seen: set[int] = set()
+    inside: Any = () if frame is None else frame.inner
+    # Each with the number of functions on the way: objects and containers are entered behind three of them at most.
+    waiting = [(root, 0), *[(each, 1) for each in static]]
+    for value, depth in waiting:
+        kind = kinds.get(type(value))
+        if kind is None:
+            kind = kind_of(value)
+        if kind <= END or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if kind == FUNCTION:
+            known = facts(value.__code__)
+            assigned = known.assigned - known.own if value is user else known.assigned
+            for name, cell in named_cells(value):
+                part = content(cell)
+                if id(value.__code__) not in inside:
+                    cells.setdefault(id(cell), (cell, name, part))
+                if name in assigned:
+                    state.append(id(cell))
+                if part is value:  # which sets attributes of its own
+                    objects.append(value)
+                waiting.append((part, depth + 1))
+            others = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            waiting += [(each, depth + 1) for each in others]
+        elif kind == CALLER:
+            waiting += [(each, depth) for each in _called(value)]
+        elif depth < 4:
+            # Behind objects and containers, only functions, and the objects in attributes.
+            waiting += [(each, 4 if kind_of(each) < CONTAINER else 3) for each in members(value, kind, depth < 2)]
+        if kind == OBJECT and depth < 4:
+            objects += [value] if depth else [value, type(value)]
+        elif depth < 2 and kind != CONTAINER and (depth or kind > CONTAINER):
+            objects.append(value)
+    for key in state:
+        cells[key] = None
+    return cells, objects
+
+
+def named_cells(fun: Any) -> Iterable[tuple[str, CellType]]:
+    """Returns the variables from outside of a function, with their names."""
+    return zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
+
+
+def content(cell: CellType) -> Any:
+    """Returns what a variable is bound to; MISSING if nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def _called(value: Any) -> Sequence[Any]:
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    return (value.__self__, value.__func__) if type(value) is MethodType else (inner(value),)
+
+
+def members(value: Any, kind: int, is_near: bool) -> list[Any]:
+    """Lists the functions of a container, of an object, or of a class that a function defined; and objects there."""
+    found: list[Any] = [value.default_factory] if isinstance(value, collections.defaultdict) else []
+    if kind >= CLASS:
+        for base in (value if kind == CLASS else type(value)).__mro__:
+            if "<locals>" in base.__qualname__:
+                parts = [inner(each) or each for each in vars(base).values()]
+                found += [each for each in parts if kind_of(each) in (*_CALLED, OBJECT)]
+    wanted = (*_CALLED, OBJECT) if is_near and kind != CONTAINER else _CALLED
+    for each in inside(value, kind):
+        # By its class first, because most are data.
+        if kinds.get(type(each), FUNCTION) in wanted and kind_of(each) in wanted:
+            found.append(each)
+    return found
+
+
+def inside(value: Any, kind: int) -> Iterable[Any]:
+    """Returns what a container or an object has; nothing if that is much."""
+    if kind == CONTAINER:
+        found = held(value)
+    elif kind >= OTHER:
+        attributes = dict_of(value)
+        found = attributes.values()
+        if TABLES[0] in attributes:
+            found = [*found, *attributes[TABLES[1]].values(), *attributes[TABLES[2]].values()]
+    else:
+        return ()
+    return found if len(found) <= _LONGEST else ()
