@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
 from typing import Any
 
 from keras_cg import errors, user_code
@@ -164,7 +165,8 @@ class Call(FlatFunction):
             return self._start(tensors)
         # The first run, outside of every scope of Keras, and its backend is active.
         backend, user, nest, opened = self.backend, self.user, self.nest, None
-        if leads_outside(user) or (nest is not None and not are_data(nest.leaves)):
+        is_bare = nest is None and type(user) is FunctionType and not user.__closure__
+        if not is_bare or user.__defaults__ or user.__kwdefaults__:
             opened = self._open()
         self.converted = fun = user if backend.converted is None else backend.converted(user)
         args, kwargs = (tensors, None) if nest is None else self.bind(tensors)
@@ -179,9 +181,12 @@ class Call(FlatFunction):
             run.kwargs = kwargs
         return results, run
 
-    def _open(self) -> World:
-        """Returns the world before a run, of which the backend may look at what is there."""
-        opened = World(self.user, () if self.nest is None else self.nest.leaves)
+    def _open(self) -> World | None:
+        """Returns the world before a run, of which the backend may look at what is there; None if nothing is there."""
+        static = () if self.nest is None else self.nest.leaves
+        if not leads_outside(self.user) and are_data(static):
+            return None
+        opened = World(self.user, static)
         if self.look is not None and not self.has_run:
             self.existing = self.look(opened.values())
         return opened
@@ -192,11 +197,7 @@ class Call(FlatFunction):
             again = copy.copy(self)
             again.world = None
             return self.world.again(again, *tensors)  # type: ignore[no-any-return]
-        opened, nest = None, self.nest
-        # In two steps, because torch.compile (2.13) cannot trace the second question.
-        if not self.is_traced:  # noqa: SIM102
-            if leads_outside(self.user) or (nest is not None and not are_data(nest.leaves)):
-                opened = self._open()
+        opened = None if self.is_traced else self._open()
         args, kwargs = self.bind(tensors)
         pair, changed, scope = self.run(args, kwargs)
         results, rule, tree = self.accept(pair)
