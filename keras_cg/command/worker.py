@@ -1,6 +1,7 @@
 """The process of one backend: imports the framework and the user's file, which may do anything, and sends events.
 
-The job is one line of JSON on its standard input. Each event is a line of JSON on its standard output:
+The job is one line of JSON on its standard input, as check.py, plot.py and info.py write it. Each event is a line of
+JSON on its standard output, which these files read:
 
 `functions`  the names of the functions of the job, those that it leaves out, with the reasons, and old specs
 `finding`    the result of a check

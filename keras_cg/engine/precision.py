@@ -1,4 +1,9 @@
-"""Facts about a dtype, by its plain name: whether it has gradients, and how exact it is."""
+"""Facts about a dtype, by its plain name: whether it has gradients, and how exact it is.
+
+Other tables of dtypes: the names that `ops` has (`DTYPES` in namespaces/table.py), real and complex ones
+(autodiff/run.py, namespaces/torch/arguments.py), double precision (testing/subject.py), and the tolerances of the
+checker and of plots (testing/inspection.py, command/curves.py).
+"""
 
 from __future__ import annotations
 
