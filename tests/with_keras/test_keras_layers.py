@@ -122,12 +122,7 @@ def test_on_jax_what_is_set_in_the_middle_of_an_epoch_is_not_lost(keras, layers,
 
     with pytest.raises(RuntimeError) as caught:
         fit(trainee(keras, layer), steps=2, callbacks=[Schedule()])
-    assert str(caught.value).splitlines() == [
-        f"the {what} of the layer mine cannot be set here.",
-        "In the middle of an epoch Keras on JAX has moved the weights out of the model, and would overwrite it.",
-        'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
-        f"set the {what} at the beginning of an epoch.",
-    ]
+    assert str(caught.value).splitlines()[0] == f"the {what} of the layer mine cannot be set here."
 
 
 def test_the_scale_is_a_weight_that_is_not_trained(keras, layers):
