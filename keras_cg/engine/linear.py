@@ -85,12 +85,16 @@ def transposes(
     product, size = _inner(backend, pulled, across, kind)
     other, other_size = _inner(backend, along, pushed, kind)
     xp, allowed = backend.namespace, precision.of_linear(kinds)[0] * (size + other_size)
+    difference = xp.abs(product - other)
+    holds = (difference <= allowed) | xp.logical_not(xp.isfinite(difference))
+    # Where the values are known, rounding is measured only if it decides.
+    if _are_known(backend, [holds]) and _hold(backend, [holds]):
+        return [holds]
     weights = *across, *along
     lost = *_rounding(backend, pull, along, pulled), *_rounding(backend, push, across, pushed)
     for rounding, weight in zip(lost, weights, strict=True):
         allowed = allowed + 64 * backend.cast(rounding, kind) * xp.sum(backend.cast(xp.abs(weight), kind))
-    difference = xp.abs(product - other)
-    return [(difference <= allowed) | xp.logical_not(xp.isfinite(difference))]
+    return [holds | (difference <= allowed)]
 
 
 def _inner(backend: Backend, ones: Sequence[Any], others: Sequence[Any], kind: str) -> tuple[Any, Any]:
@@ -159,6 +163,14 @@ def _largest(backend: Backend, tensor: Any) -> Any:
     return xp.sum(size) if 0 in (backend.shape(size) or ()) else xp.max(size)
 
 
+def _are_known(backend: Backend, conditions: Sequence[Any]) -> bool:
+    return not backend.is_compiling() and backend.is_known(conditions)
+
+
+def _hold(backend: Backend, conditions: Sequence[Any]) -> bool:
+    return all([bool(backend.to_numpy(condition).all()) for condition in conditions])
+
+
 def check_or_nan(
     backend: Backend, tensors: Sequence[Any], conditions: Sequence[Any], error: Callable[[], Exception]
 ) -> Sequence[Any]:
@@ -169,8 +181,8 @@ def check_or_nan(
     """
     if not conditions:
         return tensors
-    if not backend.is_compiling() and backend.is_known(conditions):
-        if not all([bool(backend.to_numpy(condition).all()) for condition in conditions]):
+    if _are_known(backend, conditions):
+        if not _hold(backend, conditions):
             raise error()
         return tensors
     xp = backend.namespace
