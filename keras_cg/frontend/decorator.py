@@ -46,7 +46,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
     Attributes:
         __wrapped__: The undecorated function, which returns `(output, grad)`.
         example_args: Set by you: the arguments for `keras-cg check`, as a tuple or as a dict of their names. Each is a
-            value, or text such as `"normal:4,3"` for a `float[4, 3]` of random numbers.
+            value, or text such as `"rng.normal(size=(4, 3))"` for a `float[4, 3]` of random numbers.
         expected: Set by you: the reference for the gradient, if it differs from the derivative on purpose. Either a
             function whose derivative is meant, or a rule with a parameter `upstream`.
         value: Set by you: a function of the same arguments that returns the right output.
@@ -60,7 +60,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
         >>> @keras_cg.custom_gradient
         ... def straight_through(x):
         ...     return ops.round(x), lambda upstream: upstream
-        >>> straight_through.example_args = {"x": "normal:4,3"}
+        >>> straight_through.example_args = {"x": "rng.normal(size=(4, 3))"}
         >>> straight_through.expected = lambda x: x
         >>> straight_through.value = ops.round
         >>> straight_through
