@@ -112,8 +112,8 @@ def test_a_variable_that_is_bound_again(eager, name):
     assert k == 3.0
 
 
-# What the walk does not enter: a frame of a generator, C, and a descriptor that is an object.
-HIDDEN = ("generator", "dispatch", "descriptor of a class of the run")
+# What the walk does not enter: a frame of a generator, and C.
+HIDDEN = ("generator", "dispatch")
 
 
 @pytest.mark.parametrize("name", [name for name in READS if name not in HIDDEN])
@@ -527,6 +527,27 @@ def test_the_second_order_of_an_object_that_keeps_values(eager):
     if eager.name != "jax":  # which runs the function as often as it traces it
         assert (owner.calls, owner.total) == (1, 1.0)
     assert float(eager.array(second(x))) == 7.0 * owner.calls
+
+
+@pytest.mark.only("numpy", "torch")
+@pytest.mark.parametrize("kind", [list, tuple, dict, collections.deque, set], ids=lambda kind: kind.__name__)
+def test_containers_with_methods_that_raise(eager, kind):
+    """Nothing of the user's code runs: in an attribute, in a variable, and in the comparison of two runs."""
+
+    def refuses(self, *args):
+        raise ZeroDivisionError
+
+    names = ("__len__", "__iter__", "values", "items", "keys", "copy", "__bool__")
+    Hostile = type("Hostile", (kind,), dict.fromkeys(names, refuses))  # noqa: N806
+    kept, owner = Hostile(), types.SimpleNamespace(kept=Hostile())
+
+    @custom_gradient
+    def f(x):
+        made = Hostile()
+        return x * x, lambda upstream: 7 * upstream * x if (made, kept, owner) else None
+
+    x = eager.tensor(np.float32(2.0))
+    assert float(eager.array(grad(lambda x: grad(f)(x) * 1)(x))) == 7.0
 
 
 def test_the_second_order_after_a_variable_was_bound_again(eager):
