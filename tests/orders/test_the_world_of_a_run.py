@@ -418,6 +418,46 @@ def test_a_flag_that_had_this_value_before_the_first_run(eager, place):
     assert found == ([7.0, 7.0, 3.0] if place == "variable" else [3.0, 3.0, 3.0])
 
 
+def sets_what_is_not_at_hand(place):
+    """A function that sets `k`, and whose rule reads it, at a place that is not looked at."""
+    One = type("One", (), {"k": 0.0})
+    owner = One()
+    owner.part = types.SimpleNamespace(part=One())
+    classes = {k: type("Of", (One,), {"k": k}) for k in (2.0, 3.0)}
+
+    @custom_gradient
+    def f(x, k):
+        if place == "a class":
+            owner.__class__ = classes[k]
+        else:
+            owner.part.part.k = k
+        return x * 1, lambda upstream: (7 * upstream * (owner if place == "a class" else owner.part.part).k, None)
+
+    return f
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("place", ["a class", "behind two others"])
+def test_attributes_that_are_not_looked_at(eager, place):
+    """A limit: the class of an object, and an object behind two others."""
+    f = sets_what_is_not_at_hand(place)
+    assert gradient_of_the_first(eager, [functools.partial(lambda k, x: f(x, k), k) for k in (2.0, 3.0)]) == [21.0]
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("place", ["list in a list", "list in an object"])
+def test_functions_that_are_not_looked_at(eager, place):
+    """A limit: a function in a container that is in another one, or in an object."""
+    pullbacks, one = [], eager.tensor(np.float32(1.0))
+    for k in (2.0, 3.0):
+        scale = lambda upstream: 7 * upstream * k
+        kept = [[scale]] if place == "list in a list" else types.SimpleNamespace(scales=[scale])
+        first = lambda kept: (kept[0] if type(kept) is list else kept.scales)[0]
+        rule = lambda upstream, kept=kept, first=first: first(kept)(upstream)
+        pullbacks.append(vjp(custom_gradient(lambda x, rule=rule: (x * 1, rule)), one)[1])
+    assert float(eager.array(pullbacks[0](one)[0])) == 21.0
+
+
 def with_a_default(x, k, kept=types.SimpleNamespace()):  # noqa: B008 - that is the case
     kept.k = k
     return x * 1, lambda upstream: (7 * upstream * kept.k, None)
@@ -538,7 +578,7 @@ def test_containers_with_methods_that_raise(eager, kind):
         raise ZeroDivisionError
 
     names = ("__len__", "__iter__", "values", "items", "keys", "copy", "__bool__")
-    Hostile = type("Hostile", (kind,), dict.fromkeys(names, refuses))  # noqa: N806
+    Hostile = type("Hostile", (kind,), dict.fromkeys(names, refuses))
     kept, owner = Hostile(), types.SimpleNamespace(kept=Hostile())
 
     @custom_gradient
