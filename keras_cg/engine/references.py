@@ -40,7 +40,7 @@ def parts(value: Any) -> dict[str, Any]:
         args = {f"[{place}]": part for place, part in enumerate(value.args)}
         return {"": value.func} | args | dict(value.keywords) | attributes(value)
     if isinstance(value, (list, tuple, collections.deque)):
-        return {f"[{place}]": part for place, part in enumerate(held(value))} | attributes(value)
+        return {f"[{place}]": part for place, part in enumerate(elements(value))} | attributes(value)
     if isinstance(value, dict):
         items = {f"[{key!r}]": part for key, part in dict.items(value) if isinstance(key, ATOMS)}
         return items | attributes(value)
@@ -105,7 +105,7 @@ MISSING = object()
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
 
 
-def held(value: Any) -> Any:
+def elements(value: Any) -> Any:
     """Returns what a container of Python holds, of a dict the values; nothing of the user's code runs."""
     kind: Any = type(value)
     if kind in (list, tuple):
