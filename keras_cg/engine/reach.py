@@ -32,12 +32,12 @@ def note_tensors(is_tensor: Callable[[Any], bool]) -> None:
 
 
 def kind_of(value: Any) -> int:
-    """Returns what the walk does with a value; it depends on the class."""
+    """Returns what the walk does with a value; it depends on the class, but for a class itself."""
     kind = type(value)
     known = kinds.get(kind)
     if known is None:
         known = _kind_of(value, kind)
-        if "<locals>" not in kind.__qualname__ and inner(value) is None:
+        if "<locals>" not in kind.__qualname__ and inner(value) is None and not isinstance(value, type):
             kinds[kind] = known
     return known
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from keras_cg import custom_gradient, grad, recipes, vjp
+from keras_cg.engine.reach import kinds
 
 REFUSED = "ran again for a derivative, and its rule is not that of the first run"
 
@@ -416,6 +417,58 @@ def test_a_flag_that_had_this_value_before_the_first_run(eager, place):
     pullbacks = [vjp(lambda x, value=value: f(x, value), one)[1] for value in (True, True, False)]
     found = [float(eager.array(pullback(one)[0])) for pullback in pullbacks]
     assert found == ([7.0, 7.0, 3.0] if place == "variable" else [3.0, 3.0, 3.0])
+
+
+class Part:
+    k = 0.0
+
+
+def test_the_attributes_of_classes_at_hand(eager):
+    """In a variable, by a default, and the class of a class method."""
+
+    class Local:
+        k = 0.0
+
+        @classmethod
+        @custom_gradient
+        def of_a_class(cls, x):
+            cls.k = SHARED["k"]
+            return x * 1, lambda upstream: 7 * upstream * cls.k
+
+    @custom_gradient
+    def in_a_variable(x, kind, other=Part):
+        Local.k = other.k = SHARED["k"]
+        return x * 1, lambda upstream: (7 * upstream * (Local.k + other.k) / 2, None)
+
+    # What was found out about `float`, which is met first, says nothing about another class.
+    kinds.clear()
+    one = eager.tensor(np.float32(1.0))
+    for f in (lambda x: in_a_variable(x, float), Local.of_a_class):
+        pullbacks = []
+        for k in (2.0, 3.0):
+            SHARED["k"] = k
+            pullbacks.append(vjp(f, one)[1])
+        assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [14.0, 21.0]
+
+
+class WithParts:
+    """A method that reads nothing but `self` finds what stands in its attributes."""
+
+    def __init__(self, scale):
+        self.scale, self.part = scale, Part()
+
+    @custom_gradient
+    def f(self, x):
+        self.part.k = self.scale(1.0)
+        return x * 1, lambda upstream: 7 * self.scale(upstream) * self.part.k
+
+
+def test_what_is_in_the_attributes_of_self(eager):
+    one, pullbacks, owner = eager.tensor(np.float32(1.0)), [], None
+    for k in (2.0, 3.0):
+        owner = owner or WithParts(lambda upstream: upstream * k)
+        pullbacks.append(vjp(owner.f, one)[1])
+    assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [28.0, 63.0]
 
 
 def sets_what_is_not_at_hand(place):
