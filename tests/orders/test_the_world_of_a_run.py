@@ -422,9 +422,14 @@ def test_a_flag_that_had_this_value_before_the_first_run(eager, place):
 class Part:
     k = 0.0
 
+    @custom_gradient
+    def f(self, x):
+        type(self).k = SHARED["k"]
+        return x * 1, lambda upstream: 7 * upstream * self.k
+
 
 def test_the_attributes_of_classes_at_hand(eager):
-    """In a variable, by a default, and the class of a class method."""
+    """In a variable, by a default, and of a method."""
 
     class Local:
         k = 0.0
@@ -443,7 +448,7 @@ def test_the_attributes_of_classes_at_hand(eager):
     # What was found out about `float`, which is met first, says nothing about another class.
     kinds.clear()
     one = eager.tensor(np.float32(1.0))
-    for f in (lambda x: in_a_variable(x, float), Local.of_a_class):
+    for f in (lambda x: in_a_variable(x, float), Local.of_a_class, Part().f):
         pullbacks = []
         for k in (2.0, 3.0):
             SHARED["k"] = k
@@ -769,9 +774,15 @@ def test_what_the_first_run_made_once_and_what_it_deleted(eager):
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
-@pytest.mark.parametrize("place", ["attribute", "variable", "dict", "list", "global"])
+@pytest.mark.parametrize(
+    "place", ["attribute", "variable", "dict", "list", "global", "attribute alone", "variable alone"]
+)
 def test_a_weight_that_each_run_draws_is_refused(eager, place):
-    """The rule of another run would have another weight than the output, also in first order where that is recorded."""
+    """The rule of another run would have another weight than the output, also in first order where that is recorded.
+
+    What is compared are the attributes and variables that both runs set, and the outputs.
+    """
+    place, _, is_alone = place.partition(" ")
     draws = iter(range(2, 100))
     kept: dict = {"k": 0.0}
     items, k, owner = [0.0], 0.0, types.SimpleNamespace(k=0.0)
@@ -797,7 +808,7 @@ def test_a_weight_that_each_run_draws_is_refused(eager, place):
             "global": lambda: SHARED["k"],
             "variable": lambda: k,
         }[place]
-        return x * drawn, lambda upstream: 7 * upstream * x * read()
+        return x * (1 if is_alone else drawn), lambda upstream: 7 * upstream * x * read()
 
     x = eager.tensor(np.float32(1.0))
     with pytest.raises(RuntimeError, match=REFUSED):
