@@ -198,9 +198,10 @@ def _head(value: Any) -> Any:
     if isinstance(value, functools.partial):
         return _class(kind)
     if isinstance(value, (list, tuple)):
-        return _class(kind), len(value)
+        return _class(kind), len(references.elements(value))
     if isinstance(value, dict):
-        return (_class(kind), tuple(value)) if all([isinstance(key, ATOMS) for key in value]) else None
+        keys = tuple(dict.keys(value))
+        return (_class(kind), keys) if all([isinstance(key, ATOMS) for key in keys]) else None
     if isinstance(value, type):
         return _class(value)
     # What C makes may hide values, and has a constructor of C.
@@ -211,14 +212,14 @@ def _head(value: Any) -> Any:
     if isinstance(value, (bytearray, array.array)):
         return kind, bytes(value)
     if isinstance(value, collections.deque):
-        return kind, value.maxlen, len(value)
+        return kind, value.maxlen, len(references.elements(value))
     return (kind, value) if _is_value(value, kind) else None
 
 
 def _is_value(value: Any, kind: type) -> bool:
     """Whether Python compares a value of C as a whole: a set of numbers and texts, a date, a decimal, a dtype."""
     if isinstance(value, (set, frozenset)):
-        return all([isinstance(each, ATOMS) for each in value])
+        return all([isinstance(each, ATOMS) for each in references.elements(value)])
     if isinstance(value, (range, type(Ellipsis), numpy.dtype)) or kind.__module__ in _VALUES:
         return True
     return kind.__name__ in ("dtype", "device")  # of other frameworks

@@ -34,7 +34,6 @@ class Facts:
         assigned: The free names that it assigns.
         own: Those of them that it assigns itself, and no function inside of it.
         named: The names of globals that it reads.
-        names: The names of globals and attributes in it.
         asks: The names whose `requires_grad` it reads.
         sets: The names of classes with the attributes that a run of it was seen to set.
         is_closed: Whether it reads nothing that changes, once `is_closed` has looked.
@@ -58,7 +57,6 @@ class Facts:
         self.own = self.assigned - inside
         read = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
         self.named: frozenset[str] = frozenset(read).union(*[each.named for each in inner])
-        self.names: frozenset[str] = frozenset(code.co_names).union(*[each.names for each in inner])
         asked = [one.argval for one, two in itertools.pairwise(steps) if (two.opname, two.argval) == _ASKS]
         self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
         self.changes: frozenset[str] = self.assigned.union(_written(steps), *[each.changes for each in inner])

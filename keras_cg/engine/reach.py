@@ -1,4 +1,4 @@
-"""What a function can reach in a few steps: variables from outside, and the objects that it has at hand."""
+"""Finds what a function can reach in a few steps: variables from outside, and the objects that it has at hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType, Modul
 from typing import Any
 
 from keras_cg.engine.functions import ATOMS, Decorated, Facts, facts, inner, is_stable
-from keras_cg.engine.references import CONTAINERS, MISSING, TABLES, dict_of, held
+from keras_cg.engine.references import CONTAINERS, MISSING, TABLES, dict_of, elements
 
 # What the walk does with a value: nothing with data (tensors, numbers, texts), nor at another end; or it enters a
 # function, what calls another one, a container, a class, or an object, of which a framework's sets no attributes.
@@ -33,7 +33,7 @@ def note_tensors(is_tensor: Callable[[Any], bool]) -> None:
 
 
 def kind_of(value: Any) -> int:
-    """Returns what the walk does with a value; it depends on the class."""
+    """Returns what the walk does with a value; it depends on the class, but for a class itself."""
     kind = type(value)
     known = kinds.get(kind)
     if known is None:
@@ -157,7 +157,7 @@ def members(value: Any, kind: int, is_near: bool) -> list[Any]:
 def inside(value: Any, kind: int) -> Iterable[Any]:
     """Returns what a container or an object has; nothing if that is much."""
     if kind == CONTAINER:
-        found = held(value)
+        found = elements(value)
     elif kind >= OTHER:
         attributes = dict_of(value)
         found = attributes.values()

@@ -40,9 +40,9 @@ def parts(value: Any) -> dict[str, Any]:
         args = {f"[{place}]": part for place, part in enumerate(value.args)}
         return {"": value.func} | args | dict(value.keywords) | attributes(value)
     if isinstance(value, (list, tuple, collections.deque)):
-        return {f"[{place}]": part for place, part in enumerate(value)} | attributes(value)
+        return {f"[{place}]": part for place, part in enumerate(elements(value))} | attributes(value)
     if isinstance(value, dict):
-        items = {f"[{key!r}]": part for key, part in value.items() if isinstance(key, ATOMS)}
+        items = {f"[{key!r}]": part for key, part in dict.items(value) if isinstance(key, ATOMS)}
         return items | attributes(value)
     if isinstance(value, type):
         members = {f".{name}": _member(part) for name, part in vars(value).items() if _counts(name, part)}
@@ -105,9 +105,11 @@ MISSING = object()
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
 
 
-def held(value: Any) -> Any:
+def elements(value: Any) -> Any:
     """Returns what a container of Python holds, of a dict the values; nothing of the user's code runs."""
     kind: Any = type(value)
+    if kind in (list, tuple):
+        return value
     if kind not in CONTAINERS:
         kind = next(base for base in CONTAINERS if isinstance(value, base))
     return kind.values(value) if kind in (dict, types.MappingProxyType) else [*kind.__iter__(value)]

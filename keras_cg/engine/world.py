@@ -49,8 +49,8 @@ class World:
         found: Each place with what another run must find there.
         left: Each place with what the run left there, which its rule must find.
         named: What the run set, under its name.
-        holders: Where the run may set something.
-        before: What was in each of these before the run.
+        holders: Where the run may set something: objects, then the variables that the function assigns.
+        before: What was in each of the objects before the run.
         cells: The variables from outside that the function can read, by identity; None for one that is state.
     """
 
@@ -70,12 +70,10 @@ class World:
             self.cells, objects = dict[int, Variable | None](), [owner, type(owner)]
         else:
             self.cells, objects = reachable(user, static, frame, fun)
-        self.holders: list[Any] = []
+        self.holders: list[Any] = [each for owner in objects for each in holders_of(owner)]
+        self.before = [contents(holder).copy() for holder in self.holders]
         if frame is not None and frame.own:
             self.holders += [cell for name, cell in named_cells(fun) if name in frame.own]
-        for each in objects:
-            self.holders += holders_of(each)
-        self.before = [contents(holder).copy() for holder in self.holders]
 
     def values(self) -> list[Any]:
         """Lists what stood at hand before the run, and what containers and objects there have."""
@@ -95,14 +93,12 @@ class World:
         `rules` are the variables that the rule can read. `sets` has the attributes that some run of the function has
         set: they count in each later run, which may set the same object again.
         """
-        for holder, before in zip(self.holders, self.before, strict=True):
+        for holder, before in zip(self.holders, self.before, strict=False):
             is_table = type(holder) is dict
             now = holder if is_table else contents(holder)
             # By identity, and in one order: most runs set nothing.
             is_same = len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
-            if type(holder) is CellType or (
-                not sets and not is_table and is_same and all(map(operator.is_, now, before))
-            ):
+            if not sets and not is_table and is_same and all(map(operator.is_, now, before)):
                 continue
             for key in {**before, **now}:
                 old, new, name = before.get(key, MISSING), now.get(key, MISSING), getattr(key, "__name__", key)
@@ -288,7 +284,7 @@ def read(holder: Any, key: Any) -> Any:
     """Returns what a place is bound to; MISSING if nothing."""
     if type(holder) is CellType:
         return content(holder)
-    return slot_of(key, holder) if type(key) is MemberDescriptorType else _attributes(holder).get(key, MISSING)
+    return slot_of(key, holder) if type(key) is MemberDescriptorType else contents(holder).get(key, MISSING)
 
 
 def write(holder: Any, key: Any, value: Any) -> None:
@@ -303,10 +299,9 @@ def write(holder: Any, key: Any, value: Any) -> None:
         key.__delete__(holder) if is_missing else key.__set__(holder, value)
     elif isinstance(holder, type):
         type.__delattr__(holder, key) if is_missing else type.__setattr__(holder, key, value)
-    elif is_missing:
-        dict.pop(_attributes(holder), key, None)
     else:
-        dict.__setitem__(_attributes(holder), key, value)
+        attributes = holder if type(holder) is dict else dict_of(holder)
+        dict.pop(attributes, key, None) if is_missing else dict.__setitem__(attributes, key, value)
 
 
 def contents(holder: Any) -> Any:
@@ -318,16 +313,10 @@ def contents(holder: Any) -> Any:
         return {} if (value := content(holder)) is MISSING else {None: value}
     if isinstance(holder, type):
         return vars(holder)
-    members = dict_of(holder)
+    attributes = dict_of(holder)
     if not (places := slots(kind)):
-        return members
-    return members | {key: value for key in places if (value := slot_of(key, holder)) is not MISSING}
-
-
-def _attributes(holder: Any) -> Any:
-    if type(holder) is dict:
-        return holder
-    return vars(holder) if isinstance(holder, type) else dict_of(holder)
+        return attributes
+    return attributes | {key: value for key in places if (value := slot_of(key, holder)) is not MISSING}
 
 
 def holders_of(owner: Any) -> list[Any]:
@@ -335,8 +324,8 @@ def holders_of(owner: Any) -> list[Any]:
     # The parameters and buffers of a module of torch, which `torch.func.functional_call` exchanges for one call.
     if isinstance(owner, type):
         return [owner]
-    members = dict_of(owner)
-    tables = [table for name in TABLES[:2] if name in members and type(table := members[name]) is dict]
+    attributes = dict_of(owner)
+    tables = [table for name in TABLES[:2] if type(table := attributes.get(name)) is dict]
     return tables if kind_of(owner) == OTHER else [owner, *tables]
 
 
@@ -344,7 +333,7 @@ def _is_lazy(old: Any, key: Any, holder: Any) -> bool:
     """Whether an attribute had no value before the run, which computed it once and for all."""
     for base in type(holder).__mro__ if old is MISSING else ():
         old = vars(base).get(key, MISSING)
-        if old is not MISSING and type(key) is not MemberDescriptorType:
+        if old is not MISSING:
             break
     # A descriptor of Python, such as a cached property, computes what is missing.
     return old is MISSING or old is None or hasattr(type(old), "__get__")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from keras_cg import custom_gradient, grad, recipes, vjp
+from keras_cg.engine.reach import kinds
 
 REFUSED = "ran again for a derivative, and its rule is not that of the first run"
 
@@ -112,8 +113,8 @@ def test_a_variable_that_is_bound_again(eager, name):
     assert k == 3.0
 
 
-# What the walk does not enter: a frame of a generator, C, and a descriptor that is an object.
-HIDDEN = ("generator", "dispatch", "descriptor of a class of the run")
+# What the walk does not enter: a frame of a generator, and C.
+HIDDEN = ("generator", "dispatch")
 
 
 @pytest.mark.parametrize("name", [name for name in READS if name not in HIDDEN])
@@ -418,6 +419,103 @@ def test_a_flag_that_had_this_value_before_the_first_run(eager, place):
     assert found == ([7.0, 7.0, 3.0] if place == "variable" else [3.0, 3.0, 3.0])
 
 
+class Part:
+    k = 0.0
+
+    @custom_gradient
+    def f(self, x):
+        type(self).k = SHARED["k"]
+        return x * 1, lambda upstream: 7 * upstream * self.k
+
+
+def test_the_attributes_of_classes_at_hand(eager):
+    """In a variable, by a default, and of a method."""
+
+    class Local:
+        k = 0.0
+
+        @classmethod
+        @custom_gradient
+        def of_a_class(cls, x):
+            cls.k = SHARED["k"]
+            return x * 1, lambda upstream: 7 * upstream * cls.k
+
+    @custom_gradient
+    def in_a_variable(x, kind, other=Part):
+        Local.k = other.k = SHARED["k"]
+        return x * 1, lambda upstream: (7 * upstream * (Local.k + other.k) / 2, None)
+
+    # What was found out about `float`, which is met first, says nothing about another class.
+    kinds.clear()
+    one = eager.tensor(np.float32(1.0))
+    for f in (lambda x: in_a_variable(x, float), Local.of_a_class, Part().f):
+        pullbacks = []
+        for k in (2.0, 3.0):
+            SHARED["k"] = k
+            pullbacks.append(vjp(f, one)[1])
+        assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [14.0, 21.0]
+
+
+class WithParts:
+    """A method that reads nothing but `self` finds what stands in its attributes."""
+
+    def __init__(self, scale):
+        self.scale, self.part = scale, Part()
+
+    @custom_gradient
+    def f(self, x):
+        self.part.k = self.scale(1.0)
+        return x * 1, lambda upstream: 7 * self.scale(upstream) * self.part.k
+
+
+def test_what_is_in_the_attributes_of_self(eager):
+    one, pullbacks, owner = eager.tensor(np.float32(1.0)), [], None
+    for k in (2.0, 3.0):
+        owner = owner or WithParts(lambda upstream: upstream * k)
+        pullbacks.append(vjp(owner.f, one)[1])
+    assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [28.0, 63.0]
+
+
+def sets_what_is_not_at_hand(place):
+    """A function that sets `k`, and whose rule reads it, at a place that is not looked at."""
+    One = type("One", (), {"k": 0.0})
+    owner = One()
+    owner.part = types.SimpleNamespace(part=One())
+    classes = {k: type("Of", (One,), {"k": k}) for k in (2.0, 3.0)}
+
+    @custom_gradient
+    def f(x, k):
+        if place == "a class":
+            owner.__class__ = classes[k]
+        else:
+            owner.part.part.k = k
+        return x * 1, lambda upstream: (7 * upstream * (owner if place == "a class" else owner.part.part).k, None)
+
+    return f
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("place", ["a class", "behind two others"])
+def test_attributes_that_are_not_looked_at(eager, place):
+    """A limit: the class of an object, and an object behind two others."""
+    f = sets_what_is_not_at_hand(place)
+    assert gradient_of_the_first(eager, [functools.partial(lambda k, x: f(x, k), k) for k in (2.0, 3.0)]) == [21.0]
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("place", ["list in a list", "list in an object"])
+def test_functions_that_are_not_looked_at(eager, place):
+    """A limit: a function in a container that is in another one, or in an object."""
+    pullbacks, one = [], eager.tensor(np.float32(1.0))
+    for k in (2.0, 3.0):
+        scale = lambda upstream: 7 * upstream * k
+        kept = [[scale]] if place == "list in a list" else types.SimpleNamespace(scales=[scale])
+        first = lambda kept: (kept[0] if type(kept) is list else kept.scales)[0]
+        rule = lambda upstream, kept=kept, first=first: first(kept)(upstream)
+        pullbacks.append(vjp(custom_gradient(lambda x, rule=rule: (x * 1, rule)), one)[1])
+    assert float(eager.array(pullbacks[0](one)[0])) == 21.0
+
+
 def with_a_default(x, k, kept=types.SimpleNamespace()):  # noqa: B008 - that is the case
     kept.k = k
     return x * 1, lambda upstream: (7 * upstream * kept.k, None)
@@ -527,6 +625,27 @@ def test_the_second_order_of_an_object_that_keeps_values(eager):
     if eager.name != "jax":  # which runs the function as often as it traces it
         assert (owner.calls, owner.total) == (1, 1.0)
     assert float(eager.array(second(x))) == 7.0 * owner.calls
+
+
+@pytest.mark.only("numpy", "torch")
+@pytest.mark.parametrize("kind", [list, tuple, dict, collections.deque, set], ids=lambda kind: kind.__name__)
+def test_containers_with_methods_that_raise(eager, kind):
+    """Nothing of the user's code runs: in an attribute, in a variable, and in the comparison of two runs."""
+
+    def refuses(self, *args):
+        raise ZeroDivisionError
+
+    names = ("__len__", "__iter__", "values", "items", "keys", "copy", "__bool__")
+    Hostile = type("Hostile", (kind,), dict.fromkeys(names, refuses))
+    kept, owner = Hostile(), types.SimpleNamespace(kept=Hostile())
+
+    @custom_gradient
+    def f(x):
+        made = Hostile()
+        return x * x, lambda upstream: 7 * upstream * x if (made, kept, owner) else None
+
+    x = eager.tensor(np.float32(2.0))
+    assert float(eager.array(grad(lambda x: grad(f)(x) * 1)(x))) == 7.0
 
 
 def test_the_second_order_after_a_variable_was_bound_again(eager):
@@ -655,9 +774,15 @@ def test_what_the_first_run_made_once_and_what_it_deleted(eager):
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
-@pytest.mark.parametrize("place", ["attribute", "variable", "dict", "list", "global"])
+@pytest.mark.parametrize(
+    "place", ["attribute", "variable", "dict", "list", "global", "attribute alone", "variable alone"]
+)
 def test_a_weight_that_each_run_draws_is_refused(eager, place):
-    """The rule of another run would have another weight than the output, also in first order where that is recorded."""
+    """The rule of another run would have another weight than the output, also in first order where that is recorded.
+
+    What is compared are the attributes and variables that both runs set, and the outputs.
+    """
+    place, _, is_alone = place.partition(" ")
     draws = iter(range(2, 100))
     kept: dict = {"k": 0.0}
     items, k, owner = [0.0], 0.0, types.SimpleNamespace(k=0.0)
@@ -683,7 +808,7 @@ def test_a_weight_that_each_run_draws_is_refused(eager, place):
             "global": lambda: SHARED["k"],
             "variable": lambda: k,
         }[place]
-        return x * drawn, lambda upstream: 7 * upstream * x * read()
+        return x * (1 if is_alone else drawn), lambda upstream: 7 * upstream * x * read()
 
     x = eager.tensor(np.float32(1.0))
     with pytest.raises(RuntimeError, match=REFUSED):

@@ -213,6 +213,29 @@ def test_recompute_of_what_has_changed_since(eager, backend):
             np.testing.assert_allclose(eager.array(pullback(eager.tensor(X))[0]), 16 * X)
 
 
+@pytest.mark.parametrize("kind", ["variable", "decorated", "attribute"])
+def test_recompute_in_a_loop_of_python(eager, kind):
+    """The second run finds the variable, and what the first one has set, as the first run did."""
+    owner, pullbacks, x = SimpleNamespace(k=0.0, calls=0), [], eager.tensor(X)
+    for k in (2.0, 3.0):
+
+        @keras_cg.custom_gradient
+        def inner(x):
+            return x * k, lambda upstream: 7 * upstream * k
+
+        def stores(x, k=k):
+            owner.k = k
+            owner.calls += 1
+            return x * x * owner.k * owner.calls
+
+        functions = {"variable": lambda x: x * x * k, "decorated": lambda x: inner(x), "attribute": stores}
+        pullbacks.append(keras_cg.vjp(recipes.recompute(functions[kind]), x)[1])
+    factors = {"variable": 2 * 2 * X, "decorated": 14 * np.ones(3), "attribute": 2 * 2 * X}
+    np.testing.assert_allclose(eager.array(pullbacks[0](x)[0]), factors[kind] * X, rtol=1e-6)
+    if kind == "attribute" and eager.name != "jax":
+        assert (owner.k, owner.calls) == (3.0, 2)
+
+
 @pytest.mark.only("torch")
 @pytest.mark.limit
 def test_recompute_after_a_step_of_an_optimizer(torch):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_cg.bridge import keras_interop
+from keras_cg.engine.world import World
 from keras_cg.frontend import arguments, config, pytree
 from keras_cg.frontend.call import FlatFunction, function_name
 from keras_cg.frontend.pickling import picklable
@@ -25,8 +26,8 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     - `f` must not change the state of Keras: use `keras.remat` or `keras.RematScope` for Dropout and other layers that
       do. In the second run layers see the same training flag and the same dtype policy.
     - Random numbers must be the same in both runs: torch repeats its own, and a seed repeats those of `keras.random`.
-    - Values that `f` reads must not be assigned, nor changed in place, before the backward pass. A second run with
-      another output raises.
+    - Tensors that `f` reads must not be assigned, nor changed in place, before the backward pass. A second run with
+      another output raises. A variable of Python, such as that of a loop, may be bound again.
 
     Source: Griewank & Walther 2000, Algorithm 799: revolve, https://doi.org/10.1145/347837.347846; Chen et al. 2016,
     Training deep nets with sublinear memory cost, https://arxiv.org/abs/1604.06174
@@ -87,10 +88,25 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OutputFunction(FlatFunction):
-    """A function that runs again for its gradient, from tensors to tensors: it has no rule."""
+    """A function that runs again for its gradient, from tensors to tensors: it has no rule.
+
+    Attributes:
+        world: That of the first run, in which every other one starts; None if there is nothing to put back.
+    """
+
+    world: World | None = None
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         """Runs the function: returns the tensors of the output, then the variables of Keras that it changed."""
+        if self.world is not None:
+            return self.world.again(self._run, *tensors)  # type: ignore[no-any-return]
+        # None where a compiler traces: it decides itself what runs again.
+        opened = None if self.output or self.backend.is_compiling() else World(self.user, self.static.leaves)
+        results = self._run(*tensors)
+        self.world = None if opened is None else opened.close({}, set())
+        return results
+
+    def _run(self, *tensors: Any) -> tuple[Any, ...]:
         output, changed, _ = self.run(*self.bind(tensors))
         results, tree = self.flatten(output)
         self.output = self.output or tree
