@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from keras_cg.backends.torch import transforms
-from keras_cg.backends.torch.attach import call_of
+from keras_cg.backends.torch.saved import call_of
 from keras_cg.backends.torch.tensors import edges, is_compiling, is_forward_open, leaves, saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
 
