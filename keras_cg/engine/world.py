@@ -64,10 +64,10 @@ class World:
         fun = fun if type(fun) is FunctionType else innermost(user)
         frame = None if fun is None else known_facts.get(id(fun.__code__)) or facts(fun.__code__)
         owner = user.__self__ if type(user) is MethodType else user
-        is_simple = owner is not user and not static and fun is not None and not (fun.__closure__ or fun.__defaults__)
-        if is_simple and kinds.get(type(owner)) == OBJECT and not members(owner, OBJECT, True):
-            # As a walk would find, for most methods.
-            self.cells, objects = dict[int, Variable | None](), [owner, type(owner)]
+        is_alone = owner is fun or (kinds.get(type(owner)) == OBJECT and not members(owner, OBJECT, True))
+        cells = _data_in(fun, frame) if is_alone and frame is not None and not static else None
+        if cells is not None:  # as a walk would find, for most functions and methods
+            self.cells, objects = cells, [] if owner is fun else [owner, type(owner)]
         else:
             self.cells, objects = reachable(user, static, frame, fun)
         self.holders: list[Any] = [each for owner in objects for each in holders_of(owner)]
@@ -199,10 +199,12 @@ def _in_a_context(rule: FunctionType) -> FunctionType:
 
 def leads_outside(user: Any) -> bool:
     """Whether a function has variables from outside, or defaults that lead to more than data."""
-    if type(user) is not FunctionType or user.__closure__:
-        return True
-    defaults = (*(user.__defaults__ or ()), *(user.__kwdefaults__ or {}).values())
-    return bool(defaults) and not are_data(defaults)
+    return type(user) is not FunctionType or bool(user.__closure__) or _leads_by_defaults(user)
+
+
+def _leads_by_defaults(fun: FunctionType) -> bool:
+    """Whether the defaults of a function lead to more than data."""
+    return not are_data([*(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()])
 
 
 def are_data(values: Iterable[Any]) -> bool:
@@ -217,6 +219,19 @@ def _is_data(value: Any) -> bool:
     if type(value) is tuple:  # unlike a list, which a run may have changed
         return all(map(_is_data, value))
     return kind_of(value) == DATA or keeps_nothing(value)
+
+
+def _data_in(fun: FunctionType, frame: Facts) -> dict[int, Variable | None] | None:
+    """Returns the variables of a function, if they hold data alone and it assigns none of them; else None."""
+    cells: dict[int, Variable | None] = {}
+    if frame.assigned or _leads_by_defaults(fun):
+        return None
+    for name, cell in named_cells(fun):
+        value = content(cell)
+        if kinds.get(type(value)) != DATA:
+            return None
+        cells[id(cell)] = cell, name, value
+    return cells
 
 
 # The turns that are taken now, in the order in which they began.
