@@ -94,6 +94,7 @@ def test_the_plot_is_drawn_by_the_command_of_the_page(backend, tmp_path):
     assert (found.returncode, (tmp_path / "softplus.png").stat().st_size > 10_000) == (0, True)
 
 
+@pytest.mark.thorough
 @pytest.mark.only("numpy")
 def test_the_recipes_are_drawn(backend, tmp_path):
     subprocess.run([sys.executable, "docs/recipes.py", str(tmp_path)], cwd=ROOT, check=True)

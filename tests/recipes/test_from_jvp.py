@@ -282,7 +282,6 @@ def test_what_a_function_or_its_jvp_returns_by_mistake(backend):
         told = message(lambda value=value: recipes.from_jvp(lambda x: value)(x), TypeError).splitlines()
         assert told[0].endswith("the function must return a pair (output, jvp) whose second part is a function.")
         assert told[1].startswith(f"    got: {came or ''}")
-        assert told[2] == "    remedy: return (output, jvp), and ((output1, output2), jvp) for several outputs."
     shown = "float32[2]"
     for moved, got, expected in (
         (lambda dx: dx[:1], "float32[1]", shown),
@@ -297,10 +296,6 @@ def test_what_a_function_or_its_jvp_returns_by_mistake(backend):
             f"    got: {got}",
             f"    expected: {expected}",
         ]
-    assert message(lambda: grad(lambda x: ops.sum(f(x)))(x), keras_cg.GradientError).splitlines()[3:] == [
-        "    usual cause: another shape, one tangent for each argument in place of each output, or no `return`.",
-        "    remedy: return a pytree like the output, with a floating tensor for each tensor, or None for zeros.",
-    ]
     with pytest.raises(KeyError, match="of the user's"):
         grad(recipes.from_jvp(lambda x: (x, lambda dx: {}["of the user's"])))(x)
     with pytest.raises(keras_cg.CapturedVariableError, match="from_jvp"):
