@@ -68,6 +68,15 @@ def with_base(scale):
     return type("Rule", (Base,), {"__module__": __name__})()
 
 
+def with_meta(scale):
+    class Meta(type):
+        def slope(cls, upstream):
+            return scale(upstream)
+
+    kind = Meta("Rule", (), {"__module__": __name__})
+    return lambda upstream: kind.slope(upstream)
+
+
 def by_dispatch(scale):
     dispatched = functools.singledispatch(lambda value: None)
     dispatched.register(float)(lambda value: scale(value))
@@ -88,6 +97,7 @@ READS = {
     "object": lambda scale: Holder(scale),
     "object in an object": lambda scale: Holder(Holder(scale)),
     "base of a class of the run": with_base,
+    "class of a class of the run": with_meta,
     "object in a cell": lambda scale: (lambda kept: lambda upstream: kept(upstream))(Holder(scale)),
     "partial in an object": lambda scale: Holder(functools.partial(lambda _, upstream: scale(upstream), 0)),
     "argument of a partial": lambda scale: functools.partial(lambda scale, upstream: scale(upstream), scale),
@@ -1116,6 +1126,31 @@ def test_a_buffer_that_functional_call_exchanges(torch):
     y = torch.func.functional_call(layer, {"k": torch.tensor(2.0)}, (x,))
     (first,) = torch.autograd.grad(y, x, create_graph=True)
     assert (first.item(), torch.autograd.grad(first, x)[0].item(), layer.k.item()) == (14.0, 14.0, 5.0)
+
+
+@pytest.mark.only("torch")
+def test_parameters_of_submodules_that_functional_call_exchanges(torch):
+    """Of a module of torch, and of the user's."""
+
+    class Part(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.tensor([5.0]))
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Part(), torch.nn.Linear(1, 1)
+
+        @custom_gradient
+        def forward(self, x):
+            return x * x, lambda upstream: 7 * upstream * (self.one.bias.detach() * self.two.bias.detach())[0]
+
+    layer, x = Layer(), torch.ones((), requires_grad=True)
+    values = {"one.bias": torch.tensor([2.0]), "two.bias": torch.tensor([3.0])}
+    y = torch.func.functional_call(layer, values, (x,))
+    assert torch.autograd.grad(y, x)[0].item() == 42.0
+    assert layer.one.bias.item() == 5.0
 
 
 @pytest.mark.only("torch")
