@@ -256,6 +256,24 @@ def test_a_variable_that_another_function_assigns_is_state(eager):
     assert gradient_of_the_first(eager, [with_a_rule_from_outside, f]) == [28.0]
 
 
+def test_a_variable_that_only_the_rule_assigns_is_state(eager):
+    """The function reads it, and does not lead to the rule."""
+    count = 0.0
+
+    def rule(upstream):
+        nonlocal count
+        count += 1.0
+        return 7 * upstream * count
+
+    @custom_gradient
+    def f(x):
+        return x + 0.0 * count, SHARED["rule"]
+
+    SHARED["rule"], one = rule, eager.tensor(np.float32(1.0))
+    pullbacks = [vjp(f, one)[1] for _ in range(2)]
+    assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [7.0, 14.0]
+
+
 def test_recipes_that_hold_a_function_of_a_loop(eager):
     one, pullbacks = eager.tensor(np.float32(4.0)), []
     for k in (1.0, 2.0):
@@ -784,9 +802,7 @@ def test_what_the_first_run_made_once_and_what_it_deleted(eager):
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
-@pytest.mark.parametrize(
-    "place", ["attribute", "variable", "dict", "list", "global", "attribute alone", "variable alone"]
-)
+@pytest.mark.parametrize("place", ["attribute", "variable", "dict", "list", "global", "attribute alone"])
 def test_a_weight_that_each_run_draws_is_refused(eager, place):
     """The rule of another run would have another weight than the output, also in first order where that is recorded.
 
@@ -823,6 +839,21 @@ def test_a_weight_that_each_run_draws_is_refused(eager, place):
     x = eager.tensor(np.float32(1.0))
     with pytest.raises(RuntimeError, match=REFUSED):
         grad(lambda x: grad(f)(x) * 1)(x)
+
+
+@pytest.mark.only("numpy", "tensorflow", "torch")
+def test_a_variable_that_each_run_draws_is_refused(eager):
+    """It shows in no output."""
+    draws, k = iter(range(2, 100)), 0.0
+
+    @custom_gradient
+    def f(x):
+        nonlocal k
+        k = float(next(draws))
+        return x * 1, lambda upstream: 7 * upstream * x * k
+
+    with pytest.raises(RuntimeError, match="k was 2.0 and is 3.0"):
+        grad(lambda x: grad(f)(x) * 1)(eager.tensor(np.float32(1.0)))
 
 
 SHARED = {"k": 0.0}
