@@ -6,9 +6,11 @@ purpose, so that plain autodiff gives other numbers.
 
 import collections
 import functools
+import gc
 import sys
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -771,8 +773,8 @@ def test_a_rule_that_a_trial_uses_up(eager):
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
 def test_what_the_first_run_made_once_and_what_it_deleted(eager):
-    """Lazy initialisation, by None, by an absent attribute and by a cached property; and a deletion."""
-    draws = iter(range(2, 100))
+    """Lazy initialisation, by None, by an absent attribute, by a cached property and of a variable; and a deletion."""
+    draws, u = iter(range(2, 100)), None
 
     class Lazy:
         w = None
@@ -786,18 +788,21 @@ def test_what_the_first_run_made_once_and_what_it_deleted(eager):
 
         @custom_gradient
         def f(self, x):
+            nonlocal u
             if self.w is None:
                 self.w = float(next(draws))
+            if u is None:
+                u = 1.0 / next(draws) * 3
             if not hasattr(self, "v"):
                 self.v = float(next(draws))
             if "once" in vars(self):
                 del self.once
             slope = self.w * self.v * self.table
-            return x * slope, lambda upstream: 7 * upstream * x * self.w * self.v * self.table
+            return x * slope, lambda upstream: 7 * upstream * x * self.w * self.v * self.table * u
 
     owner, x = Lazy(), eager.tensor(np.float32(1.0))
-    assert float(eager.array(grad(lambda x: grad(owner.f)(x) * 1)(x))) == 7.0 * 2 * 3 * 4
-    assert (owner.w, owner.v, owner.table, next(draws)) == (2.0, 3.0, 4.0, 5)
+    assert float(eager.array(grad(lambda x: grad(owner.f)(x) * 1)(x))) == 7.0 * 2 * 4 * 5
+    assert (owner.w, u, owner.v, owner.table, next(draws)) == (2.0, 1.0, 4.0, 5.0, 6)
     assert "once" not in vars(owner)
 
 
@@ -852,7 +857,7 @@ def test_a_variable_that_each_run_draws_is_refused(eager):
         k = float(next(draws))
         return x * 1, lambda upstream: 7 * upstream * x * k
 
-    with pytest.raises(RuntimeError, match="k was 2.0 and is 3.0"):
+    with pytest.raises(RuntimeError, match=r"k was 2\.0 and is 3\.0"):
         grad(lambda x: grad(f)(x) * 1)(eager.tensor(np.float32(1.0)))
 
 
@@ -1157,6 +1162,25 @@ def test_a_buffer_that_functional_call_exchanges(torch):
     y = torch.func.functional_call(layer, {"k": torch.tensor(2.0)}, (x,))
     (first,) = torch.autograd.grad(y, x, create_graph=True)
     assert (first.item(), torch.autograd.grad(first, x)[0].item(), layer.k.item()) == (14.0, 14.0, 5.0)
+
+
+@pytest.mark.only("torch")
+def test_what_the_run_has_set_is_not_kept_under_hooks(torch):
+    """Hooks keep what is saved, such as on a disk: the world of the run must not keep it, too."""
+    owner, x = types.SimpleNamespace(t=torch.zeros(3)), torch.ones(3, requires_grad=True)
+
+    @custom_gradient
+    def f(x):
+        owner.t = x * 2
+        return x * x, lambda upstream: 7 * upstream * owner.t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach().numpy(), torch.from_numpy):
+        y = f(x)
+    alive = weakref.ref(owner.t)
+    owner.t = None
+    gc.collect()
+    assert alive() is None
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [14.0] * 3
 
 
 @pytest.mark.only("torch")
