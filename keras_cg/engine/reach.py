@@ -110,10 +110,8 @@ def reachable(
         elif depth < 4:
             # Behind objects and containers, only functions, and the objects in attributes.
             waiting += [(each, 4 if kind_of(each) < CONTAINER else 3) for each in members(value, kind, depth < 2)]
-        if kind == OBJECT and depth < 4:
-            objects += [value] if depth else [value, type(value)]
-        elif depth < 2 and kind != CONTAINER and (depth or kind > CONTAINER):
-            objects.append(value)
+        if depth < 4 if kind >= OTHER else depth < 2 and (kind == CLASS or (depth and kind != CONTAINER)):
+            objects += [value, type(value)] if depth == 0 and kind == OBJECT else [value]
     for key in state:
         cells[key] = None
     return cells, objects
@@ -142,11 +140,11 @@ def members(value: Any, kind: int, is_near: bool) -> list[Any]:
     """Lists the functions of a container, of an object, or of a class that a function defined; and objects there."""
     found: list[Any] = [value.default_factory] if isinstance(value, collections.defaultdict) else []
     if kind >= CLASS:
-        for base in (value if kind == CLASS else type(value)).__mro__:
+        for base in (*value.__mro__, *type(value).__mro__) if kind == CLASS else type(value).__mro__:
             if "<locals>" in base.__qualname__:
                 parts = [inner(each) or each for each in vars(base).values()]
                 found += [each for each in parts if kind_of(each) in (*_CALLED, OBJECT)]
-    wanted = (*_CALLED, OBJECT) if is_near and kind != CONTAINER else _CALLED
+    wanted = (*_CALLED, OTHER, OBJECT) if is_near and kind != CONTAINER else _CALLED
     for each in inside(value, kind):
         # By its class first, because most are data.
         if kinds.get(type(each), FUNCTION) in wanted and kind_of(each) in wanted:

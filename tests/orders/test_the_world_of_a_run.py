@@ -6,9 +6,11 @@ purpose, so that plain autodiff gives other numbers.
 
 import collections
 import functools
+import gc
 import sys
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -68,6 +70,15 @@ def with_base(scale):
     return type("Rule", (Base,), {"__module__": __name__})()
 
 
+def with_meta(scale):
+    class Meta(type):
+        def slope(cls, upstream):
+            return scale(upstream)
+
+    kind = Meta("Rule", (), {"__module__": __name__})
+    return lambda upstream: kind.slope(upstream)
+
+
 def by_dispatch(scale):
     dispatched = functools.singledispatch(lambda value: None)
     dispatched.register(float)(lambda value: scale(value))
@@ -88,6 +99,7 @@ READS = {
     "object": lambda scale: Holder(scale),
     "object in an object": lambda scale: Holder(Holder(scale)),
     "base of a class of the run": with_base,
+    "class of a class of the run": with_meta,
     "object in a cell": lambda scale: (lambda kept: lambda upstream: kept(upstream))(Holder(scale)),
     "partial in an object": lambda scale: Holder(functools.partial(lambda _, upstream: scale(upstream), 0)),
     "argument of a partial": lambda scale: functools.partial(lambda scale, upstream: scale(upstream), scale),
@@ -244,6 +256,24 @@ def test_a_variable_that_another_function_assigns_is_state(eager):
 
     assert gradient_of_the_first(eager, [f, f]) == [14.0]
     assert gradient_of_the_first(eager, [with_a_rule_from_outside, f]) == [28.0]
+
+
+def test_a_variable_that_only_the_rule_assigns_is_state(eager):
+    """The function reads it, and does not lead to the rule."""
+    count = 0.0
+
+    def rule(upstream):
+        nonlocal count
+        count += 1.0
+        return 7 * upstream * count
+
+    @custom_gradient
+    def f(x):
+        return x + 0.0 * count, SHARED["rule"]
+
+    SHARED["rule"], one = rule, eager.tensor(np.float32(1.0))
+    pullbacks = [vjp(f, one)[1] for _ in range(2)]
+    assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [7.0, 14.0]
 
 
 def test_recipes_that_hold_a_function_of_a_loop(eager):
@@ -743,8 +773,8 @@ def test_a_rule_that_a_trial_uses_up(eager):
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
 def test_what_the_first_run_made_once_and_what_it_deleted(eager):
-    """Lazy initialisation, by None, by an absent attribute and by a cached property; and a deletion."""
-    draws = iter(range(2, 100))
+    """Lazy initialisation, by None, by an absent attribute, by a cached property and of a variable; and a deletion."""
+    draws, u = iter(range(2, 100)), None
 
     class Lazy:
         w = None
@@ -758,25 +788,26 @@ def test_what_the_first_run_made_once_and_what_it_deleted(eager):
 
         @custom_gradient
         def f(self, x):
+            nonlocal u
             if self.w is None:
                 self.w = float(next(draws))
+            if u is None:
+                u = 1.0 / next(draws) * 3
             if not hasattr(self, "v"):
                 self.v = float(next(draws))
             if "once" in vars(self):
                 del self.once
             slope = self.w * self.v * self.table
-            return x * slope, lambda upstream: 7 * upstream * x * self.w * self.v * self.table
+            return x * slope, lambda upstream: 7 * upstream * x * self.w * self.v * self.table * u
 
     owner, x = Lazy(), eager.tensor(np.float32(1.0))
-    assert float(eager.array(grad(lambda x: grad(owner.f)(x) * 1)(x))) == 7.0 * 2 * 3 * 4
-    assert (owner.w, owner.v, owner.table, next(draws)) == (2.0, 3.0, 4.0, 5)
+    assert float(eager.array(grad(lambda x: grad(owner.f)(x) * 1)(x))) == 7.0 * 2 * 4 * 5
+    assert (owner.w, u, owner.v, owner.table, next(draws)) == (2.0, 1.0, 4.0, 5.0, 6)
     assert "once" not in vars(owner)
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
-@pytest.mark.parametrize(
-    "place", ["attribute", "variable", "dict", "list", "global", "attribute alone", "variable alone"]
-)
+@pytest.mark.parametrize("place", ["attribute", "variable", "dict", "list", "global", "attribute alone"])
 def test_a_weight_that_each_run_draws_is_refused(eager, place):
     """The rule of another run would have another weight than the output, also in first order where that is recorded.
 
@@ -813,6 +844,21 @@ def test_a_weight_that_each_run_draws_is_refused(eager, place):
     x = eager.tensor(np.float32(1.0))
     with pytest.raises(RuntimeError, match=REFUSED):
         grad(lambda x: grad(f)(x) * 1)(x)
+
+
+@pytest.mark.only("numpy", "tensorflow", "torch")
+def test_a_variable_that_each_run_draws_is_refused(eager):
+    """It shows in no output."""
+    draws, k = iter(range(2, 100)), 0.0
+
+    @custom_gradient
+    def f(x):
+        nonlocal k
+        k = float(next(draws))
+        return x * 1, lambda upstream: 7 * upstream * x * k
+
+    with pytest.raises(RuntimeError, match=r"k was 2\.0 and is 3\.0"):
+        grad(lambda x: grad(f)(x) * 1)(eager.tensor(np.float32(1.0)))
 
 
 SHARED = {"k": 0.0}
@@ -1116,6 +1162,50 @@ def test_a_buffer_that_functional_call_exchanges(torch):
     y = torch.func.functional_call(layer, {"k": torch.tensor(2.0)}, (x,))
     (first,) = torch.autograd.grad(y, x, create_graph=True)
     assert (first.item(), torch.autograd.grad(first, x)[0].item(), layer.k.item()) == (14.0, 14.0, 5.0)
+
+
+@pytest.mark.only("torch")
+def test_what_the_run_has_set_is_not_kept_under_hooks(torch):
+    """Hooks keep what is saved, such as on a disk: the world of the run must not keep it, too."""
+    owner, x = types.SimpleNamespace(t=torch.zeros(3)), torch.ones(3, requires_grad=True)
+
+    @custom_gradient
+    def f(x):
+        owner.t = x * 2
+        return x * x, lambda upstream: 7 * upstream * owner.t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach().numpy(), torch.from_numpy):
+        y = f(x)
+    alive = weakref.ref(owner.t)
+    owner.t = None
+    gc.collect()
+    assert alive() is None
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [14.0] * 3
+
+
+@pytest.mark.only("torch")
+def test_parameters_of_submodules_that_functional_call_exchanges(torch):
+    """Of a module of torch, and of the user's."""
+
+    class Part(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.tensor([5.0]))
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Part(), torch.nn.Linear(1, 1)
+
+        @custom_gradient
+        def forward(self, x):
+            return x * x, lambda upstream: 7 * upstream * (self.one.bias.detach() * self.two.bias.detach())[0]
+
+    layer, x = Layer(), torch.ones((), requires_grad=True)
+    values = {"one.bias": torch.tensor([2.0]), "two.bias": torch.tensor([3.0])}
+    y = torch.func.functional_call(layer, values, (x,))
+    assert torch.autograd.grad(y, x)[0].item() == 42.0
+    assert layer.one.bias.item() == 5.0
 
 
 @pytest.mark.only("torch")
