@@ -195,7 +195,8 @@ class _Config(ModuleType):
             if (found := _by_variable.get(variable)) is None:
                 found = _by_variable[variable] = backends.load(*resolve())
             return found
-        return self.known or backends.load(*resolve())
+        found = backends.loaded.get(chosen[0] if chosen is not None else _in_process or keras_interop.chosen())
+        return backends.load(*resolve()) if found is None else found
 
 
 active: Any
