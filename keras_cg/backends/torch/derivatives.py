@@ -12,10 +12,20 @@ import torch
 
 from keras_cg.backends.torch import transforms
 from keras_cg.backends.torch.saved import call_of
-from keras_cg.backends.torch.tensors import edges, is_compiling, is_forward_open, leaves, saveable, transforms_active
+from keras_cg.backends.torch.tensors import (
+    edges,
+    is_compiling,
+    is_forward_open,
+    leaves,
+    saveable,
+    transforms_active,
+    uncompiled,
+)
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
+# What is compiled by itself can be differentiated once (torch 2.13), and `fun` may be a derivative of it.
+@uncompiled
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
     if torch.compiler.is_dynamo_compiling() or transforms_active() or is_forward_open():
         # Neither Dynamo nor a transform lets a tensor become a leaf, and a leaf has no tangent; torch.func's vjp nests.
@@ -49,6 +59,7 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
     return tuple(output.detach() for output in outputs), pullback, tuple(other.detach() for other in aux)
 
 
+@uncompiled
 def _pulled(outputs: Tensors, inputs: list[Any], further: Tensors, reads: list[bool], cotangents: Tensors) -> Tensors:
     """Returns the gradients of `inputs`, with a graph if something outside may differentiate them."""
     used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
