@@ -1,8 +1,7 @@
 """Facts about a dtype, by its plain name: whether it has gradients, and how exact it is.
 
 Other tables of dtypes: the names that `ops` has (`DTYPES` in namespaces/table.py), real and complex ones
-(autodiff/run.py, namespaces/torch/arguments.py), double precision (testing/subject.py), and the tolerances of the
-checker and of plots (testing/inspection.py, command/curves.py).
+(autodiff/run.py), and the tolerances of the checker and of plots (testing/inspection.py, command/curves.py).
 """
 
 from __future__ import annotations
@@ -39,6 +38,11 @@ _TABLE["complex64"], _TABLE["complex128"] = _TABLE["float32"], _TABLE["float64"]
 def is_differentiable(dtype: str) -> bool:
     """Whether tensors of this dtype have a gradient: floats of any width, and complex numbers."""
     return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def double(dtype: str) -> str:
+    """Returns the dtype of double precision, of a real or a complex one; any other as it is."""
+    return "complex128" if dtype.startswith("complex") else "float64" if is_differentiable(dtype) else dtype
 
 
 def is_key(dtype: str) -> bool:
