@@ -163,10 +163,9 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
             if kinds.get(type(value), END) != DATA:
                 break
         else:
-            if not known.assigned:
-                is_data = is_closed(rule) if known.is_closed is None else known.is_closed
-                return None if opened is None else opened.close({}, frame.sets), parts, is_data
-    rules, _ = reachable(rule, (), frame, None)
+            is_data = is_closed(rule) if known.is_closed is None else known.is_closed
+            return None if opened is None else opened.close({}, frame.sets), parts, is_data
+    rules, _ = reachable(rule, (), frame, inside)
     parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
     world = (opened or World(function)).close(rules, set() if frame is None else frame.sets)

@@ -219,6 +219,24 @@ def test_a_variable_that_the_function_itself_assigns_is_that_of_the_run(eager):
     assert count == 2
 
 
+def test_a_variable_that_a_method_assigns_is_that_of_the_run(eager):
+    """The rule leads to the method, too, by the class of `self`."""
+    k = 0.0
+
+    class Local:
+        seven = 7
+
+        @custom_gradient
+        def f(self, x, value):
+            nonlocal k
+            k = value
+            return x * 1, lambda upstream: (self.seven * upstream * k, None)
+
+    owner = Local()
+    assert gradient_of_the_first(eager, [lambda x: owner.f(x, 2.0), lambda x: owner.f(x, 3.0)]) == [14.0]
+    assert k == 3.0
+
+
 def test_a_variable_that_the_function_itself_assigns_in_the_second_order(eager):
     count = 0
 
@@ -732,6 +750,7 @@ def test_the_second_order_after_an_attribute_was_deleted(eager):
         def differs(self, x):
             if self.runs:
                 self.second = True
+                del self.b
             self.runs.append(None)
             return x * x, lambda upstream: 7 * upstream * x
 
