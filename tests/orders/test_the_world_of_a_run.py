@@ -1165,6 +1165,35 @@ def test_a_thread_waits_for_one_whose_function_runs_again(torch):
 
 
 @pytest.mark.only("torch")
+def test_a_rule_waits_for_a_function_that_runs_again_in_another_thread(torch):
+    """Nothing is put back for the rule, but the function sets something on its way."""
+    started, owner, x, found = threading.Event(), types.SimpleNamespace(k=K), torch.ones((), requires_grad=True), []
+
+    @custom_gradient
+    def f(x):
+        if threading.current_thread() is thread:
+            started.set()
+            threading.Event().wait(0.05)
+            owner.k = 50.0
+            threading.Event().wait(0.1)
+        owner.k = K
+
+        def rule(upstream):
+            threading.Event().wait(0.1)
+            return 7 * upstream * x * owner.k
+
+        return x * x, rule
+
+    thread = threading.Thread(target=lambda: found.append(torch.autograd.grad(one, x, create_graph=True)[0].item()))
+    one, two = f(x), f(x)
+    thread.start()
+    started.wait(10)
+    found.append(torch.autograd.grad(two, x)[0].item())
+    thread.join()
+    assert found == [14.0, 14.0] and owner.k == K
+
+
+@pytest.mark.only("torch")
 def test_a_buffer_that_functional_call_exchanges(torch):
     """The run does not set it; also in the second order."""
 
