@@ -551,6 +551,21 @@ def test_attributes_that_are_not_looked_at(eager, place):
 
 
 @pytest.mark.limit
+@pytest.mark.parametrize("kind", [threading.local, collections.UserDict, weakref.proxy])
+def test_attributes_of_objects_of_pythons_classes(eager, kind):
+    """A limit: only classes that are neither Python's nor a framework's have attributes that count."""
+    target = Part()
+    owner = kind(target) if kind is weakref.proxy else kind()
+
+    @custom_gradient
+    def f(x, k):
+        owner.k = k
+        return x * 1, lambda upstream: (7 * upstream * owner.k, None)
+
+    assert gradient_of_the_first(eager, [lambda x: f(x, 2.0), lambda x: f(x, 3.0)]) == [21.0]
+
+
+@pytest.mark.limit
 @pytest.mark.parametrize("place", ["list in a list", "list in an object"])
 def test_functions_that_are_not_looked_at(eager, place):
     """A limit: a function in a container that is in another one, or in an object."""
