@@ -516,3 +516,37 @@ def test_a_buffer_that_the_run_writes_to_and_a_later_call_again(torch, create_gr
                 torch.autograd.grad(y, x, create_graph=create_graph)
         else:
             assert torch.autograd.grad(y, x, create_graph=create_graph)[0].item() == 7.0
+
+
+def test_a_tensor_that_the_first_run_makes_and_another_one_changes(torch):
+    """Both rules hold the same tensor, so only its version tells that it has other values now."""
+    owner, x = types.SimpleNamespace(), torch.ones((), requires_grad=True)
+
+    @custom_gradient
+    def f(x):
+        if hasattr(owner, "t"):
+            owner.t.mul_(25.0)
+        else:
+            owner.t = torch.tensor(2.0)
+        kept = owner.t
+        return x * x, lambda upstream: 7 * upstream * x * kept
+
+    with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
+        torch.autograd.grad(f(x), x, create_graph=True)
+
+
+def test_another_run_finds_the_autocast_of_the_first(torch):
+    """torch runs a backward pass outside of it, and may itself be asked for one inside of another."""
+    x = torch.ones(2, 2, requires_grad=True)
+
+    @custom_gradient
+    def f(x):
+        y = x @ x
+        return y.float(), lambda upstream: 7 * upstream * (1.0 if y.dtype == torch.bfloat16 else 3.0) * x
+
+    for is_on, factor in ((True, 7.0), (False, 21.0)):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_on):
+            y = f(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not is_on):
+            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        assert first.detach().flatten().tolist() == [factor] * 4

@@ -176,7 +176,7 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
                 return None if opened is None else opened.close({}, frame.sets), parts, is_data, known
     user = innermost(function)
     frame = None if user is None else facts(user.__code__)
-    rules, _ = reachable(rule, (), frame, None)
+    rules, _ = reachable(rule, (), frame, user)
     parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
     world = (opened or World(function)).close(rules, set() if frame is None else frame.sets)

@@ -251,7 +251,7 @@ class Run:
                 first[:1] = zip(names, self.residuals, strict=False)
                 second[:1] = zip(names, other.residuals, strict=False)
         both = lambda: (probe(self), probe(other))  # noqa: E731
-        return other.in_world(self._compare, first, second, other, both)  # type: ignore[no-any-return]
+        return self._compare(first, second, other, both)
 
     def in_world(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls `fun` in the world of the run, in which its rule holds what it held then."""

@@ -219,6 +219,24 @@ def test_a_variable_that_the_function_itself_assigns_is_that_of_the_run(eager):
     assert count == 2
 
 
+def test_a_variable_that_a_method_assigns_is_that_of_the_run(eager):
+    """The rule leads to the method, too, by the class of `self`."""
+    k = 0.0
+
+    class Local:
+        seven = 7
+
+        @custom_gradient
+        def f(self, x, value):
+            nonlocal k
+            k = value
+            return x * 1, lambda upstream: (self.seven * upstream * k, None)
+
+    owner = Local()
+    assert gradient_of_the_first(eager, [lambda x: owner.f(x, 2.0), lambda x: owner.f(x, 3.0)]) == [14.0]
+    assert k == 3.0
+
+
 def test_a_variable_that_the_function_itself_assigns_in_the_second_order(eager):
     count = 0
 
@@ -533,6 +551,21 @@ def test_attributes_that_are_not_looked_at(eager, place):
 
 
 @pytest.mark.limit
+@pytest.mark.parametrize("kind", [threading.local, collections.UserDict, weakref.proxy])
+def test_attributes_of_objects_of_pythons_classes(eager, kind):
+    """A limit: only classes that are neither Python's nor a framework's have attributes that count."""
+    target = Part()
+    owner = kind(target) if kind is weakref.proxy else kind()
+
+    @custom_gradient
+    def f(x, k):
+        owner.k = k
+        return x * 1, lambda upstream: (7 * upstream * owner.k, None)
+
+    assert gradient_of_the_first(eager, [lambda x: f(x, 2.0), lambda x: f(x, 3.0)]) == [21.0]
+
+
+@pytest.mark.limit
 @pytest.mark.parametrize("place", ["list in a list", "list in an object"])
 def test_functions_that_are_not_looked_at(eager, place):
     """A limit: a function in a container that is in another one, or in an object."""
@@ -732,6 +765,7 @@ def test_the_second_order_after_an_attribute_was_deleted(eager):
         def differs(self, x):
             if self.runs:
                 self.second = True
+                del self.b
             self.runs.append(None)
             return x * x, lambda upstream: 7 * upstream * x
 
@@ -1143,6 +1177,35 @@ def test_a_thread_waits_for_one_whose_function_runs_again(torch):
     found.append(torch.autograd.grad(two, x)[0].item())
     thread.join()
     assert sorted(found) == [14.0, 21.0] and owner.k == 3.0
+
+
+@pytest.mark.only("torch")
+def test_a_rule_waits_for_a_function_that_runs_again_in_another_thread(torch):
+    """Nothing is put back for the rule, but the function sets something on its way."""
+    started, owner, x, found = threading.Event(), types.SimpleNamespace(k=K), torch.ones((), requires_grad=True), []
+
+    @custom_gradient
+    def f(x):
+        if threading.current_thread() is thread:
+            started.set()
+            threading.Event().wait(0.05)
+            owner.k = 50.0
+            threading.Event().wait(0.1)
+        owner.k = K
+
+        def rule(upstream):
+            threading.Event().wait(0.1)
+            return 7 * upstream * x * owner.k
+
+        return x * x, rule
+
+    thread = threading.Thread(target=lambda: found.append(torch.autograd.grad(one, x, create_graph=True)[0].item()))
+    one, two = f(x), f(x)
+    thread.start()
+    started.wait(10)
+    found.append(torch.autograd.grad(two, x)[0].item())
+    thread.join()
+    assert found == [14.0, 14.0] and owner.k == K
 
 
 @pytest.mark.only("torch")
