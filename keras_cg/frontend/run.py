@@ -203,10 +203,6 @@ class Run:
         """Returns the file and line of the rule, if they are known."""
         return user_code.location(self.rule, self.call.user)
 
-    def takes_arguments(self) -> bool:
-        """Whether the rule is called with the function's arguments."""
-        return bool(self.args)
-
     def takes_variables(self) -> bool:
         """Whether the rule takes the captured variables."""
         return conventions.takes_variables(self.rule)
