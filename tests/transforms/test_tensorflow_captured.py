@@ -119,9 +119,9 @@ def test_a_tensor_that_no_derivative_shows(eager, tf, place, kind):
 
 # What only NumPy reads of a tensor, where a graph does not show it.
 BY_NUMPY = {
-    "list": lambda tf, w: lambda held=[w]: by_numpy(tf, held[0]),  # noqa: B006
-    "dict": lambda tf, w: lambda held={"w": w}: by_numpy(tf, held["w"]),  # noqa: B006
-    "array": lambda tf, w: lambda held=written(tf, w): by_numpy(tf, held.read(0)),
+    "list": lambda tf, w: lambda held=[w]: by_numpy(tf, held[0]),
+    "dict": lambda tf, w: lambda held={"w": w}: by_numpy(tf, held["w"]),
+    "array": lambda tf, w: (lambda held: lambda: by_numpy(tf, held.read(0)))(written(tf, w)),
     "method": lambda tf, w: w.numpy,
 }
 
