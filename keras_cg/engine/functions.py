@@ -152,7 +152,7 @@ def inner(fun: Any) -> Any:
         return fun.func
     try:
         attributes = object.__getattribute__(fun, "__dict__")
-    except AttributeError:
+    except (AttributeError, TypeError):  # TypeError: a proxy that claims another class
         return None
     return attributes.get("__wrapped__") if isinstance(attributes, dict) else None
 

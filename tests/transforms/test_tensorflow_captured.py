@@ -117,13 +117,35 @@ def test_a_tensor_that_no_derivative_shows(eager, tf, place, kind):
             assert gw is None
 
 
+# What only NumPy reads of a tensor, where a graph does not show it.
+BY_NUMPY = {
+    "list": lambda tf, w: lambda held=[w]: by_numpy(tf, held[0]),
+    "dict": lambda tf, w: lambda held={"w": w}: by_numpy(tf, held["w"]),
+    "array": lambda tf, w: (lambda held: lambda: by_numpy(tf, held.read(0)))(written(tf, w)),
+    "method": lambda tf, w: w.numpy,
+}
+
+
+def written(tf, w):
+    return tf.TensorArray(tf.float32, 1, clear_after_read=False).write(0, w)
+
+
 @pytest.mark.limit
-def test_a_tensor_in_a_list_that_numpy_reads_is_a_limit(eager, tf):
-    held = [tf.constant(2 * X)]
-    f = custom_gradient(lambda x: (by_numpy(tf, x, held[0]), lambda upstream: 7 * upstream))
-    gx, gw = differentiate(tf, f, held[0])
+@pytest.mark.parametrize("read", BY_NUMPY.values(), ids=BY_NUMPY)
+def test_a_tensor_in_a_list_that_numpy_reads_is_a_limit(eager, tf, read):
+    w = tf.constant(2 * X)
+    read = read(tf, w)
+    gx, gw = differentiate(tf, custom_gradient(lambda x: (x * read(), lambda upstream: 7 * upstream)), w)
     close(gx, 7 * ONES)
     assert gw is None
+
+
+def test_an_array_that_was_written_to(eager, tf):
+    """What TensorFlow wraps it in claims another class, and has no `__dict__`."""
+    w = tf.constant(2 * X)
+    held = written(tf, w)
+    with pytest.raises(CapturedVariableError, match="a tensor that is being differentiated"):
+        differentiate(tf, custom_gradient(lambda x: (x * held.read(0), lambda upstream: 7 * upstream)), w)
 
 
 @pytest.mark.limit
