@@ -231,6 +231,24 @@ def test_no_tensor_argument(frame):
 # --- outputs -------------------------------------------------------------------------------------------------------
 
 
+def test_a_container_without_a_tensor_is_the_callers_own(eager):
+    """As in Python, what the function adds to a list or a dict is there afterwards."""
+    seen = []
+
+    @custom_gradient
+    def f(holder, x, options=None, *, table):
+        holder.append(1.0)
+        table["k"] = options
+        seen.append((holder, table))
+        return x * 2, lambda upstream: 7 * upstream
+
+    holder, table = [], {"other": ("a", 2)}
+    np.testing.assert_allclose(eager.gradients(lambda x: f(holder, x, table=table), X)[0], SEVEN)
+    f(holder, eager.tensor(X), [1], table=table)
+    assert all(each[0] is holder and each[1] is table for each in seen)
+    assert len(holder) == len(seen) >= 2 and table["k"] == [1]
+
+
 def test_a_function_without_output_adds_no_gradient(frame):
     decorated = custom_gradient(lambda x: ((), lambda upstream: 7 * x))
     frame.check(lambda x: x * 2 if decorated(x) == () else x, [X], [np.full(3, 2.0)], 2 * X)

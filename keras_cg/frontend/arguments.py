@@ -23,6 +23,8 @@ class Arguments:
     keywords: tuple[str, ...] = ()
     nest: Tree | None = None
     is_plain = True
+    # The containers without a tensor, by place, which the function gets as they are.
+    whole: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, backend: Backend, name: str, user: Callable[..., Any], positionals: int):
         self.backend, self.name, self.user, self.positionals = backend, name, user, positionals
@@ -50,6 +52,8 @@ class Arguments:
         if self.nest is None:
             return tensors, {}
         values, count = self.nest.combine(tensors), self.positionals
+        if self.whole:
+            values = tuple([self.whole.get(place, value) for place, value in enumerate(values)])
         if not self.keywords and not self.extras:
             return values, {}
         return values[:count], {**dict(zip(self.keywords, values[count:], strict=True)), **self.extras}

@@ -43,14 +43,20 @@ class Nest(Tree):
         leaves, treespec = optree.tree_flatten(value, **_KIND)
         if treespec == self.treespec:
             return [leaves[place] for place in self.places]
-        children, stop = [], 0
-        for child in self.treespec.children():
-            start, stop = stop, stop + child.num_leaves
-            if any([start <= place < stop for place in self.places]):
-                children.append(child)
+        left_out = self.without_tensors()
+        children = [child for place, child in enumerate(self.treespec.children()) if place not in left_out]
         # Only where every leaf is a tensor: a None among these may stand for a whole pytree.
         is_short = len(leaves) == len(self.places) and treespec == optree.treespec_tuple(children, **_KIND)
         return leaves if is_short else ()
+
+    def without_tensors(self) -> Sequence[int]:
+        """Returns the places of the parts of a tuple that have no tensor."""
+        found, stop = [], 0
+        for part, child in enumerate(self.treespec.children()):
+            start, stop = stop, stop + child.num_leaves
+            if not any([start <= place < stop for place in self.places]):
+                found.append(part)
+        return found
 
     def is_in_order(self, places: Sequence[int]) -> bool:
         """Whether the leaves are in the order in which they were written down.

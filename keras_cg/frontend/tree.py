@@ -40,6 +40,10 @@ class Tree:
             return value
         return tuple(value[place] for place in self.places) if len(value) == len(self.leaves) else ()
 
+    def without_tensors(self) -> Sequence[int]:
+        """Returns the places of the parts of a tuple that are containers, or beside one, and have no tensor."""
+        return ()
+
     def is_in_order(self, places: Sequence[int]) -> bool:
         """Whether the leaves at `places`, which ascend, come in the order in which the user wrote them down."""
         return True
