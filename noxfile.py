@@ -241,7 +241,7 @@ def conformance(session: nox.Session) -> None:
         run_shared(session, "python", "-m", "conformance.report", *reports, env={"PYTHONPATH": "tests"})
 
 
-@nox.session(**REST, **SHARED)
+@nox.session(**SHARED, **BY_HAND)
 def parity(session: nox.Session) -> None:
     """Keras's decorator beside ours; writes docs/reports/keras_parity.md, and fails if that changed."""
     run_shared(session, "pytest", "tests/parity", "--write", *session.posargs, env=ENVIRONMENT)

@@ -31,4 +31,4 @@ def fixed(x: Any, beta: float) -> tuple[Any, Callable[[Any], Any]]:
     return ops.log(1 + e) / beta, grad
 
 
-softplus.example_args = fixed.example_args = {"x": "normal:4,3", "beta": 3.0}
+softplus.example_args = fixed.example_args = {"x": "rng.normal(size=(4, 3))", "beta": 3.0}

@@ -25,4 +25,4 @@ def rule_of_rule(x: Any, upstream: Any, arriving: Any) -> tuple[Any, Any]:
 
 
 digamma = recipes.from_numpy(special.digamma, recipes.from_numpy(rule, rule_of_rule))
-digamma.example_args = {"x": "uniform:0.5,4:3"}
+digamma.example_args = {"x": "rng.uniform(0.5, 4, 3)"}

@@ -78,7 +78,7 @@ def exact(x: Any) -> Any:
 
 
 # For `keras-cg check examples/digits.py`: the gradient is that of the number itself.
-straight_through.example_args = {"x": "normal:4,3"}
+straight_through.example_args = {"x": "rng.normal(size=(4, 3))"}
 straight_through.expected = exact
 
 

@@ -35,7 +35,7 @@ def expected(x: Any, limit: float, upstream: Any) -> Any:
 
 
 # For `keras-cg check examples/gradient_clipping.py`.
-clip_gradient.example_args = {"x": "normal:4,3", "limit": 2.0}
+clip_gradient.example_args = {"x": "rng.normal(size=(4, 3))", "limit": 2.0}
 clip_gradient.expected = expected
 
 

@@ -28,7 +28,7 @@ def reverse_gradient(x: Any, strength: float) -> tuple[Any, Callable[[Any], Any]
 
 
 # For `keras-cg check examples/gradient_reversal.py`: the gradient is that of the negated function.
-reverse_gradient.example_args = {"x": "normal:4,3", "strength": 0.5}
+reverse_gradient.example_args = {"x": "rng.normal(size=(4, 3))", "strength": 0.5}
 reverse_gradient.expected = lambda x, strength: -strength * x
 
 

@@ -34,7 +34,7 @@ def log1pexp(x: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 # For `keras-cg check examples/log1pexp.py`.
-log1pexp.example_args = {"x": "normal:4,3"}
+log1pexp.example_args = {"x": "rng.normal(size=(4, 3))"}
 
 
 def main() -> None:

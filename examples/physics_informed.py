@@ -59,8 +59,8 @@ def log1pexp(x: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 # For `keras-cg check examples/physics_informed.py`.
-sigmoid.example_args = {"x": "normal:4,3"}
-log1pexp.example_args = {"x": "normal:4,3"}
+sigmoid.example_args = {"x": "rng.normal(size=(4, 3))"}
+log1pexp.example_args = {"x": "rng.normal(size=(4, 3))"}
 
 
 def temperature(weights: dict[str, Any], x: Any, activation: Activation) -> Any:

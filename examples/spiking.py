@@ -52,7 +52,7 @@ def surrogate(v: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 # For `keras-cg check examples/spiking.py`: the gradient is that of the fast sigmoid.
-surrogate.example_args = {"v": "normal:4,3"}
+surrogate.example_args = {"v": "rng.normal(size=(4, 3))"}
 surrogate.expected = lambda v: v / (1 + 5 * ops.abs(v))
 
 

@@ -240,12 +240,9 @@ def test_an_argument_that_is_also_captured(frame):
     with pytest.raises(CapturedVariableError) as caught:
         run()
     name = "test_an_argument_that_is_also_captured.<locals>.loss.<locals>.f"
-    assert str(caught.value).splitlines() == [
-        f"{name} reads its tensor argument 2 in another way, too, which the gradient of that argument may leave out.",
-        "    usual cause: a function inside, such as the body of a loop, closes over what is passed as an argument.",
-        "    remedy: compute with the argument; or, if the rule gives the whole gradient, stop that of the other value"
-        " with keras_cg.ops.stop_gradient.",
-    ]
+    assert str(caught.value).splitlines()[0] == (
+        f"{name} reads its tensor argument 2 in another way, too, which the gradient of that argument may leave out."
+    )
     (found,) = frame.gradients(lambda w: loss(w, lambda x: x * ops.stop_gradient(w)), X)
     np.testing.assert_allclose(found, np.full(3, 5.0))
 

@@ -1,7 +1,7 @@
 """Errors and manners: a wrong function or rule gets one message on every backend, and the wrapper
 behaves as the function does.
 
-Messages are the same word for word but for the type of a tensor, which is TENSOR here.
+Messages have the same words but for the type of a tensor, which is TENSOR here.
 """
 
 import copy
@@ -11,7 +11,6 @@ import importlib
 import inspect
 import pickle
 import re
-import textwrap
 from typing import NamedTuple
 
 import numpy as np
@@ -41,170 +40,96 @@ TENSORS = {"numpy": ("numpy.ndarray",), "jax": ("jax.Array",), "torch": ("torch.
 
 
 class Fault(NamedTuple):
-    """A wrong function of (x, y), or of one dict of them, and what is said to it."""
+    """A wrong function of (x, y), or of one dict of them, and what is said to it, among the words of messages.txt."""
 
     function: object
     error: type
-    text: str
+    headline: str
+    got: str | None = None
+    expected: str | None = None
+    cause: str = ""
     nested: bool = False
 
 
-def wrong_rule(rule, text, nested=False):
-    return Fault(lambda x, y: (ops.sum(x) * ops.sum(y) + x, rule), GradientError, text, nested)
+def wrong_rule(rule, *told, **others):
+    return Fault(lambda x, y: (ops.sum(x) * ops.sum(y) + x, rule), GradientError, *told, **others)
 
 
 def count(came):
-    return f"""\
-the rule of culprit returned {came}.
-    expected: 2, one for each tensor argument: x, y
-    usual cause: a gradient was forgotten, one was returned for no tensor (such as self), or a list stands for a tensor.
-    remedy: return one gradient per argument, in order; None where there is none."""
+    return f"culprit returned {came}.", None, "2, one for each tensor argument: x, y", "a gradient was forgotten"
 
 
-MISSHAPEN = "a gradient that was summed or sliced, a number for a whole tensor, or gradients in the wrong order."
-
-
-def shape(argument, came, expected="float32[3]", cause=MISSHAPEN):
-    summed = f"keras_cg.ops.sum_to(gradient, {argument}) sums it"
-    advice = summed if "a sum over" in cause else f"return a gradient in the shape of {argument}"
-    return f"""\
-the rule of culprit returned a gradient of the wrong shape for {argument}.
-    got: {came}
-    expected: {expected}
-    usual cause: {cause}
-    remedy: {advice}; nothing is broadcast or summed for you."""
+def shape(argument, came, expected="float32[3]", cause="a gradient that was summed or sliced"):
+    return f"a gradient of the wrong shape for {argument}.", came, expected, cause
 
 
 def structure(came, expected="(x, y)"):
-    return f"""\
-the rule of culprit returned gradients in the wrong structure.
-    got: {came}
-    expected: {expected}
-    usual cause: keys or levels that differ from those of the arguments.
-    remedy: return the same pytree as the arguments, or a flat list with one gradient per leaf."""
+    return "gradients in the wrong structure.", came, expected
 
 
 def kind(argument, came):
-    return f"""\
-the rule of culprit returned a gradient of the wrong kind for {argument}.
-    got: {came}
-    expected: float32[3]
-    usual cause: a complex intermediate, or an integer or boolean mask that was never multiplied with upstream.
-    remedy: return the real part, or cast the gradient to the argument's dtype."""
+    return f"a gradient of the wrong kind for {argument}.", came, "float32[3]"
 
 
-def no_tensor(argument, came):
-    return f"""\
-the rule of culprit returned something that is not a tensor for {argument}.
-    got: {came}
-    expected: float32[3]
-    usual cause: a value of another library, or a value that is no gradient at all.
-    remedy: return a tensor of the active backend, or None for no gradient."""
+def no_tensor(argument, came, expected="float32[3]"):
+    return f"something that is not a tensor for {argument}.", came, expected
 
 
-def two_ways(came, expected):
-    return f"""\
-the rule of culprit returned gradients that fit its arguments in two ways.
-    got: {came}
-    expected: {expected}
-    usual cause: None or 0 for a whole pytree, in a result that is also a flat list with one part per leaf.
-    remedy: return the same pytree as the arguments, with None at each leaf that has no gradient."""
+def badly_called(rule, shown, outputs="1 output leaf", output=lambda x, y: ops.sum(x) * ops.sum(y) + x, cause="a para"):
+    got = f"<lambda>({shown}), for a call with 2 positional arguments and {outputs}"
+    fits = "culprit: no calling convention fits the signature of its rule."
+    return Fault(lambda x, y: (output(x, y), rule), TypeError, fits, got, cause=cause)
 
 
-def convention(came, outputs="1 output leaf"):
-    return f"""\
-culprit: no calling convention fits the signature of its rule.
-    got: <lambda>({came}), for a call with 2 positional arguments and {outputs}
-    usual cause: a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones.
-    remedy: write grad(upstream): inside the function, it can read the arguments without getting them.
-    expected one of:
-        grad(upstream)               one upstream, with the output's structure
-        grad(dy1, dy2, ...)          one upstream per output leaf
-        grad(*dys)                   one upstream per output leaf
-        grad(*args, upstream)        the function's positional arguments, then upstream=
-        grad(x, y, upstream=None)    the same, spelled out
-        any of them with `variables` also variables=[...], when the function captured any
-        any with `needs_input_grad`  also one boolean for each tensor argument
-        any with `output`            also the function's output, as the caller has it"""
+def no_pair(function, came):
+    return Fault(function, TypeError, "culprit must return a pair (output, grad).", came)
 
 
-def without_parameters():
-    text = convention("").replace(
-        "a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones.",
-        "the derivative alone: a rule gets upstream, and multiplies the derivative by it.",
-    )
-    return text.replace(
-        "write grad(upstream): inside the function, it can read the arguments without getting them.",
-        "write grad(upstream), such as `lambda upstream: 2 * x * upstream` for x * x.",
-    )
-
-
-def no_pair(came):
-    return f"""\
-culprit must return a pair (output, grad).
-    got: {came}
-    usual cause: `return output` without the rule, or several outputs that are not in a tuple.
-    remedy: return (output, grad), and ((output1, output2), grad) for several outputs."""
-
-
-def no_rule(came):
-    return f"""\
-culprit must return a pair (output, grad) whose second part is a function.
-    got: {came} in the place of grad
-    usual cause: the rule was called (`grad(...)`) instead of returned, or the pair is two outputs.
-    remedy: return (output, grad), and ((output1, output2), grad) for several outputs."""
-
-
-def bare(came):
-    """Of a result that is one value, where two gradients are expected."""
-    return no_tensor("x, y", came).replace("float32[3]", "(x, y)")
-
-
-def badly_called(rule, shown):
-    return wrong_rule(rule, convention(shown))._replace(error=TypeError)
+def no_rule(function, came):
+    return Fault(function, TypeError, "a pair (output, grad) whose second part is a function.", f"{came} in the place")
 
 
 PARAMS = "{'b': params['b'], 'w': params['w']}"
 
 FAULTS = {
     # Too few and too many.
-    "one bare": wrong_rule(lambda g: 7 * g, count("1 gradient")),
-    "return forgotten": wrong_rule(lambda g: None, count("1 gradient")),
-    "three": wrong_rule(lambda g: (g, g, g), count("3 gradients")),
+    "one bare": wrong_rule(lambda g: 7 * g, *count("1 gradient")),
+    "return forgotten": wrong_rule(lambda g: None, *count("1 gradient")),
+    "three": wrong_rule(lambda g: (g, g, g), *count("3 gradients")),
     # Shapes.
-    "summed": wrong_rule(lambda g: (ops.sum(g), g), shape("x", "float32[]")),
-    "cut off": wrong_rule(lambda g: (g, g[:2]), shape("y", "float32[2]")),
+    "summed": wrong_rule(lambda g: (ops.sum(g), g), *shape("x", "float32[]")),
+    "cut off": wrong_rule(lambda g: (g, g[:2]), *shape("y", "float32[2]")),
     "an axis too many": wrong_rule(
-        lambda g: (g, g[None]), shape("y", "float32[1, 3]", cause="y was broadcast, and a sum over axis 0 is missing.")
+        lambda g: (g, g[None]), *shape("y", "float32[1, 3]", cause="y was broadcast, and a sum over axis 0 is missing.")
     ),
-    "a number for an array": wrong_rule(lambda g: (g, 7.0), shape("y", "float[]")),
+    "a number for an array": wrong_rule(lambda g: (g, 7.0), *shape("y", "float[]")),
     # Structures.
-    "a dict for two arguments": wrong_rule(lambda g: {"x": g, "y": g}, structure("{'x': *, 'y': *}")),
-    "a level too deep": wrong_rule(lambda g: ((g, g),), structure("((*, *))")),
-    "a key misspelled": wrong_rule(lambda g: {"w": g, "v": g}, structure("{'v': *, 'w': *}", PARAMS), nested=True),
+    "a dict for two arguments": wrong_rule(lambda g: {"x": g, "y": g}, *structure("{'x': *, 'y': *}")),
+    "a level too deep": wrong_rule(lambda g: ((g, g),), *structure("((*, *))")),
+    "a key misspelled": wrong_rule(lambda g: {"w": g, "v": g}, *structure("{'v': *, 'w': *}", PARAMS), nested=True),
     # Kinds.
-    "complex for real": wrong_rule(lambda g: (g, 7j), kind("y", "complex[]")),
-    "a string": wrong_rule(lambda g: ("7", g), no_tensor("x", "a str")),
-    "a fraction": wrong_rule(lambda g: (g, fractions.Fraction(7)), no_tensor("y", "a fractions.Fraction")),
-    "a generator": wrong_rule(lambda g: (each for each in (g, g)), bare("a generator")),
+    "complex for real": wrong_rule(lambda g: (g, 7j), *kind("y", "complex[]")),
+    "a string": wrong_rule(lambda g: ("7", g), *no_tensor("x", "a str")),
+    "a fraction": wrong_rule(lambda g: (g, fractions.Fraction(7)), *no_tensor("y", "a fractions.Fraction")),
+    "a generator": wrong_rule(lambda g: (each for each in (g, g)), *no_tensor("x, y", "a generator", "(x, y)")),
     # Signatures.
-    "no upstream": wrong_rule(lambda: (7, 5), without_parameters())._replace(error=TypeError),
+    "no upstream": badly_called(lambda: (7, 5), "", cause="the derivative alone"),
     "one too many": badly_called(lambda dy1, dy2: (7, 5), "dy1, dy2"),
     "a keyword too many": badly_called(lambda u, *, k: (7, 5), "u, *, k"),
     "variables without a default": badly_called(lambda u, variables: (7, 5), "u, variables"),
-    "too many for two outputs": Fault(
-        lambda x, y: ((x, y), lambda dy1, dy2, dy3: (7, 5)), TypeError, convention("dy1, dy2, dy3", "2 output leaves")
+    "too many for two outputs": badly_called(
+        lambda dy1, dy2, dy3: (7, 5), "dy1, dy2, dy3", "2 output leaves", lambda x, y: (x, y)
     ),
     # What is no pair of output and rule.
-    "no rule": Fault(lambda x, y: x * y, TypeError, no_pair("a TENSOR")),
-    "no return": Fault(lambda x, y: None, TypeError, no_pair("a NoneType")),
-    "outputs not in a tuple": Fault(
-        lambda x, y: (x, y, abs), TypeError, no_pair("a tuple of 3: (TENSOR, TENSOR, builtin_function_or_method)")
+    "no rule": no_pair(lambda x, y: x * y, "a TENSOR"),
+    "no return": no_pair(lambda x, y: None, "a NoneType"),
+    "outputs not in a tuple": no_pair(
+        lambda x, y: (x, y, abs), "a tuple of 3: (TENSOR, TENSOR, builtin_function_or_method)"
     ),
-    "a dict": Fault(lambda x, y: {"output": x}, TypeError, no_pair("a dict")),
-    "rule and output swapped": Fault(lambda x, y: (lambda g: g, 3), TypeError, no_rule("an int")),
-    "None for the rule": Fault(lambda x, y: (x, None), TypeError, no_rule("a NoneType")),
-    "two outputs": Fault(lambda x, y: (x, y), TypeError, no_rule("a TENSOR")),
+    "a dict": no_pair(lambda x, y: {"output": x}, "a dict"),
+    "rule and output swapped": no_rule(lambda x, y: (lambda g: g, 3), "an int"),
+    "None for the rule": no_rule(lambda x, y: (x, None), "a NoneType"),
+    "two outputs": no_rule(lambda x, y: (x, y), "a TENSOR"),
 }
 
 # torch.compile (2.13) cannot read defaults, so that this rule is called with one upstream to see; it stops at the call.
@@ -219,17 +144,17 @@ def shown(error, backend):
     return text
 
 
-def check_text(frame, error, kind, expected, stopped=None):
-    """What was raised is an error of that class with that text; `stopped` is what torch.compile says instead."""
+def check_text(frame, error, fault, stopped=None):
+    """What was raised is that error with its words; `stopped` is what torch.compile says instead."""
     text = shown(error, frame.name)
+    labelled = {"got": fault.got, "expected": fault.expected, "usual cause": fault.cause}
+    told = [fault.headline, *(f"    {label}: {part}" for label, part in labelled.items() if part)]
     if frame.mode == "aot_eager":
-        # torch.compile wraps what it stopped at into an error of its own, which shows ours.
-        assert (stopped or f"{kind.__name__}({expected!r})") in text
+        # torch.compile wraps what it stopped at into an error of its own, which quotes ours.
+        told = [stopped] if stopped else [f"{fault.error.__name__}(", *told]
     else:
-        assert type(error) is kind
-        # What stops a trace, TensorFlow (2.21) shows below the lines that led there.
-        below = textwrap.indent(f"{kind.__name__}: {expected}\n", "    ")
-        assert text == expected or (frame.mode in ("function", "jit_compile") and text.endswith(below))
+        assert type(error) is fault.error
+    assert [part for part in told if part not in text] == [], text
 
 
 LABELS = {"location": "rule", "got": "got", "expected": "expected", "cause": "usual cause", "remedy": "remedy"}
@@ -263,7 +188,7 @@ def test_message(frame, name):
         is_planted[:] = [True]
         with pytest.raises(Exception) as caught:
             frame.gradients(lambda x, y: run(x, y), X, Y)
-        check_text(frame, caught.value, fault.error, fault.text, STOPPED_BY_TORCH.get(name))
+        check_text(frame, caught.value, fault, STOPPED_BY_TORCH.get(name))
         if frame.mode != "eager":
             continue
         if fault.error is GradientError:
@@ -284,16 +209,12 @@ def test_message_of_two_readings(frame, nothing):
     decorated = custom_gradient(culprit)
     with pytest.raises(Exception) as caught:
         frame.gradients(lambda x, y: decorated([x, y], x, "name"), X, Y)
-    check_text(frame, caught.value, GradientError, two_ways("(*, *, *)", "([params[0], params[1]], x, name)"))
+    told = "gradients that fit its arguments in two ways.", "(*, *, *)", "([params[0], params[1]], x, name)"
+    check_text(frame, caught.value, Fault(None, GradientError, *told))
 
 
 def no_variables(came):
-    return f"""\
-the rule of culprit was called with variables=[...] and must return (grads, variable_grads).
-    got: {came}
-    expected: a pair whose second part is a list of 1 gradient
-    usual cause: only the gradients of the arguments were returned.
-    remedy: return (grads, [one gradient for each of `variables`])."""
+    return "must return (grads, variable_grads).", came, "a pair whose second part is a list of 1 gradient"
 
 
 # Of a captured w, which NumPy serves to no rule.
@@ -302,13 +223,16 @@ VARIABLE_FAULTS = {
     "two": (lambda g, variables: (7 * g, [g, g]), no_variables("2 of them")),
     "no list": (lambda g, variables: (7 * g, None), no_variables("NoneType")),
     "cut off": (lambda g, variables: (7 * g, [g[:2]]), shape("variables[0]", "float32[2]")),
-    "of the argument": (lambda g, variables: ((7 * g, g), [5 * g]), count("2 gradients").replace("2, one", "1, one")),
+    "of the argument": (
+        lambda g, variables: ((7 * g, g), [5 * g]),
+        ("culprit returned 2 gradients.", None, "1, one for each tensor argument: x"),
+    ),
 }
 
 
 @pytest.mark.only("jax", "torch", "tensorflow")
-@pytest.mark.parametrize(("rule", "expected"), VARIABLE_FAULTS.values(), ids=VARIABLE_FAULTS)
-def test_message_of_a_rule_with_variables(backend, eager, rule, expected):
+@pytest.mark.parametrize(("rule", "told"), VARIABLE_FAULTS.values(), ids=VARIABLE_FAULTS)
+def test_message_of_a_rule_with_variables(backend, eager, rule, told):
     is_planted = [True]
 
     def run(x, w):
@@ -320,7 +244,7 @@ def test_message_of_a_rule_with_variables(backend, eager, rule, expected):
         is_planted[:] = [True]
         with pytest.raises(GradientError) as caught:
             eager.gradients(run, X, Y)
-        assert shown(caught.value, backend) == expected.replace(": x, y", ": x")
+        check_text(eager, caught.value, Fault(None, GradientError, *told))
         assert caught.value.location == f"{__file__}:{run.__code__.co_firstlineno + 1}"
         is_planted.clear()
         eager.check(run, [X, Y], [np.full(3, 7.0), np.full(3, 5.0)], rtol=0)
@@ -334,17 +258,12 @@ def test_message_of_a_captured_value(backend, eager):
 
     with pytest.raises(CapturedVariableError) as caught:
         eager.gradients(run, X, Y)
-    first, *rest = str(caught.value).splitlines()
+    first, location, _, remedy = str(caught.value).splitlines()
     assert first == "culprit reads 1 trainable value that is not among its arguments: w"
-    assert re.fullmatch(r"    function: \S+test_errors\.py:\d+", rest.pop(0))
-    assert rest == [
-        "    consequence: the rule says nothing about it, so it would silently get no gradient.",
-        "    remedy, one of these: pass it as an argument; give the rule a `variables` parameter and return"
-        " (grads, variable_grads); or stop its gradient in the function with keras_cg.ops.stop_gradient.",
-    ]
+    assert re.fullmatch(r"    function: \S+test_errors\.py:\d+", location)
     if backend != "jax":  # which raises in the place of ours another one with the same message
         error = caught.value
-        assert error.function == "culprit" and rest[1] == f"    remedy, one of these: {error.remedy}"
+        assert error.function == "culprit" and remedy == f"    remedy, one of these: {error.remedy}"
         assert (error.argument, error.got, error.expected, error.cause) == (None, None, None, None)
 
 
@@ -361,7 +280,7 @@ def test_message_of_a_gradient_of_another_framework(backends):
             culprit.__qualname__ = "culprit"
             with keras_cg.use_backend(name), pytest.raises(GradientError) as caught:
                 native.differentiate(custom_gradient(culprit), [X, Y], "eager")
-            assert shown(caught.value, other) == no_tensor("y", "a TENSOR")
+            assert no_tensor("y", "")[0] in str(caught.value) and "    got: a TENSOR\n" in shown(caught.value, other)
 
 
 @pytest.mark.only("tensorflow")

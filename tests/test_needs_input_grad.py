@@ -212,11 +212,9 @@ def test_what_a_function_is_told_is_no_argument(backend):
         assert custom_gradient(other)(X, W) == pytest.approx(X * W)
     with pytest.raises(TypeError) as caught:
         f(X, W, needs_input_grad=(True, True))
-    assert str(caught.value).splitlines() == [
-        "telling.<locals>.f got an argument needs_input_grad, which its decorator gives it.",
-        "    usual cause: a call of the function as it was before it was decorated.",
-        "    remedy: leave it out, or give the parameter another name.",
-    ]
+    assert str(caught.value).splitlines()[0] == (
+        "telling.<locals>.f got an argument needs_input_grad, which its decorator gives it."
+    )
     # By position, or with *args before it, it is an argument as any other.
     plain = custom_gradient(lambda x, needs_input_grad: (x * needs_input_grad, lambda upstream: (7 * upstream, None)))
     assert plain(X, 3.0) == pytest.approx(3 * X)
@@ -360,12 +358,9 @@ def test_a_rule_that_differentiates_a_module_by_its_arguments(torch):
     with pytest.raises(keras_cg.GradientError) as caught:
         pair(takes=False)(x, *module.parameters()).backward()
     name = "test_a_rule_that_differentiates_a_module_by_its_arguments.<locals>.pair.<locals>.f"
-    assert str(caught.value).splitlines() == [
-        f"the rule of {name} differentiates with respect to an argument of the function, which is detached there.",
-        "    usual cause: torch.autograd.grad in the rule, with respect to an argument that it closes over.",
-        "    remedy: let the rule take the arguments, `def grad(*args, upstream=None)`: these are the caller's own"
-        " tensors.",
-    ]
+    assert str(caught.value).splitlines()[0] == (
+        f"the rule of {name} differentiates with respect to an argument of the function, which is detached there."
+    )
 
 
 @pytest.mark.only("torch")
@@ -389,10 +384,6 @@ def test_an_argument_that_the_function_also_reads_through_its_module(torch, vari
     with pytest.raises(keras_cg.CapturedVariableError) as caught:
         f(x, module.weight, run=lambda x, weight: module(x))
     name = "test_an_argument_that_the_function_also_reads_through_its_module.<locals>.f"
-    assert str(caught.value).splitlines() == [
-        f"{name} reads its tensor argument 2 in another way, too, which the gradient of that argument may leave out.",
-        "    usual cause: the weights are arguments, and the function calls the module that owns them.",
-        "    remedy: compute with the argument, as by torch.func.functional_call; or, if the rule gives the whole"
-        " gradient, run the module under torch.no_grad(), and let the rule take what it computed by a parameter"
-        " `output`.",
-    ]
+    assert str(caught.value).splitlines()[0] == (
+        f"{name} reads its tensor argument 2 in another way, too, which the gradient of that argument may leave out."
+    )

@@ -410,8 +410,7 @@ def test_a_backend_that_gives_no_outputs(monkeypatch):
     monkeypatch.setattr(Run, "__call__", lambda self, *args: told(self, *args[:4]))
     with keras_cg.use_backend("numpy"), pytest.raises(NotImplementedError) as caught:
         derivative(root(), 1)(X)
-    assert str(caught.value).splitlines() == [
-        f"the rule of {root().__wrapped__.__qualname__} takes the output, which this backend does not give to a rule.",
-        "    remedy: let the rule read the value in the function, or ask for it in the package of the backend.",
-    ]
+    assert str(caught.value).splitlines()[0] == (
+        f"the rule of {root().__wrapped__.__qualname__} takes the output, which this backend does not give to a rule."
+    )
     assert [*inspect.signature(told).parameters][-1] == "outputs"

@@ -122,13 +122,9 @@ def test_a_rule_without_any_gradient_warns_once_for_its_function(eager):
 
         return x * n, rule
 
-    ((first, where, *rest),) = found(forgets)
+    ((first, where, *_),) = found(forgets)
     assert first == f"the rule of forgets of {eager.name} returned no gradient for any argument."
     assert where.startswith(f"    rule: {__file__}:")
-    assert rest == [
-        "    usual cause: a forgotten `return`.",
-        "    remedy: return one gradient for each argument, or 0 if there is none on purpose.",
-    ]
     # The function may be defined again at each call.
     assert found(forgets) == found(stopped(0)) == found(stopped((0, None))) == []
     assert [len(found(stopped((None, None)))) for _ in range(3)] == [1, 0, 0]

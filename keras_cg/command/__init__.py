@@ -1,7 +1,7 @@
 """The command line: `keras-cg info`, `keras-cg check` and `keras-cg plot`.
 
 __init__.py   the options, and the exit status
-specs.py      parses the specs of arguments: `normal:4,3`
+specs.py      evaluates the arguments: `rng.normal(size=(4, 3))`
 targets.py    finds the function to check, and its arguments
 messages.py   the messages, each in one line
 output.py     writes JSON, and the standard error
@@ -24,27 +24,26 @@ from typing import Any, NoReturn
 
 import keras_cg
 from keras_cg import backends
-from keras_cg.command import messages, output
+from keras_cg.command import messages, output, specs
 from keras_cg.engine import messages as engine_messages
 
 __all__ = ["main"]
 
 ARGUMENTS = """\
-An argument is NAME=SPEC, where SPEC is one of
-  normal:SHAPE          normally distributed numbers: normal:4,3; normal:() for a single number
-  uniform:LO,HI:SHAPE   uniformly distributed numbers: uniform:0,1:4,3
-  linspace:LO,HI,N      N numbers from LO to HI: linspace:-5,5,400
-  a Python literal      3, 0.5, '"mean"', None, [1, 2]
-  @FILE.npy             an array that numpy.save wrote
-Each form may end in :DTYPE, such as normal:4,3:float64 or 0.5:float32 (a 0-d array). The default is float32."""
+An argument is NAME=EXPRESSION, in Python, where np is NumPy and rng a numpy.random.Generator:
+  'x=rng.normal(size=(4, 3))'   normally distributed numbers
+  'x=np.linspace(-5, 5, 400)'   evenly spaced numbers
+  'x=np.float32([0.5, 2])'      an array of another dtype than float64
+  'x=np.load("x.npy")'          an array that numpy.save wrote
+  n=3                           a number, or another static value"""
 
 
 EXAMPLES = """\
 examples:
   keras-cg info
-  keras-cg check rules.py:softplus --arg x=normal:4,3
+  keras-cg check rules.py:softplus --arg 'x=rng.normal(size=(4, 3))'
   keras-cg check rules.py --fast
-  keras-cg plot rules.py:softplus --arg x=linspace:-5,5,400 -o softplus.png"""
+  keras-cg plot rules.py:softplus --arg 'x=np.linspace(-5, 5, 400)' -o softplus.png"""
 
 # The packages of the extra "cli", which the commands need in addition to those of keras_cg.
 EXTRAS = ("matplotlib", "rich", "scipy")
@@ -110,7 +109,10 @@ def _run(words: Sequence[str]) -> int:
         options = parser.parse_args(words)
         as_json = getattr(options, "json", False)
         # Imported late, because rich and matplotlib are extras, which another command may not need.
-        return int(importlib.import_module(f"keras_cg.command.{options.command}").run(options))
+        status = int(importlib.import_module(f"keras_cg.command.{options.command}").run(options))
+        for spec, expression in specs.old.items():
+            output.complain(f"keras-cg: {messages.old_spec(spec, expression)}")
+        return status
     except messages.UsageError as error:
         return _refuse(words, error, as_json)
     except ImportError as error:
@@ -203,7 +205,7 @@ def _add_plot(commands: Any) -> None:
 
 def _add_common(parser: argparse.ArgumentParser, target: str) -> None:
     parser.add_argument("target", metavar="TARGET", help=target)
-    parser.add_argument("--arg", action="append", default=[], metavar="NAME=SPEC", help="an argument, see below")
+    parser.add_argument("--arg", action="append", default=[], metavar="NAME=EXPRESSION", help="an argument, see below")
     parser.add_argument("--backends", type=_backends, default=None, help="separated by commas (default: all installed)")
     parser.add_argument(
         "--expected",

@@ -1,4 +1,7 @@
-"""`keras-cg check`: the checker on every backend, side by side."""
+"""`keras-cg check`: the checker on every backend, side by side.
+
+The keys of its job, and the events that it reads, are those of worker.py.
+"""
 
 from __future__ import annotations
 

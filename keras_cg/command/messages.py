@@ -20,9 +20,6 @@ class UsageError(Exception):
     data: Mapping[str, Any] = {}
 
 
-SPEC_FORMS = "normal:SHAPE, uniform:LO,HI:SHAPE, linspace:LO,HI,N, a Python literal, @FILE.npy; also with :DTYPE"
-
-
 def _one_line(error: BaseException) -> str:
     """Formats an exception in one line, like the last line of a traceback.
 
@@ -37,14 +34,27 @@ def _one_line(error: BaseException) -> str:
 
 
 missing_extra = message(UsageError, '{0} is not installed: pip install "keras-cg[cli]"')
-bad_argument = message(UsageError, "--arg {0}: expected NAME=SPEC, such as x=normal:4,3 or n=3")
+bad_argument = message(UsageError, "--arg {0}: expected NAME=EXPRESSION, such as 'x=rng.normal(size=(4, 3))' or n=3")
 repeated_argument = message(UsageError, "--arg {0}: appears twice; pass each argument once")
-bad_spec = message(UsageError, f"argument {{0}}={{1}}: {{2}}. The forms are: {SPEC_FORMS}")
 no_target = message(UsageError, "{0!r} names neither a file nor a module; expected FILE.py:FUNCTION or MODULE:FUNCTION")
 nothing_after_colon = message(
     UsageError, "{0}: names no function; name one after the colon, or write {0} for all functions"
 )
 folder = message(UsageError, "{0} is a folder; name a .py file in it, or a module: package.module")
+
+
+def bad_spec(name: str, text: str, error: Exception) -> UsageError:
+    """The expression of an argument raises."""
+    quotes = f"; a string needs quotes: '\"{text}\"'" if text.isidentifier() else ""
+    return UsageError(
+        f"argument {name}={text}: {_one_line(error)}{quotes}; expected a Python expression with `np` and `rng`, such as"
+        " rng.normal(size=(4, 3))"
+    )
+
+
+def old_spec(spec: str, expression: str) -> DeprecationWarning:
+    """A spec of keras_cg 0.3 was mapped to a Python expression."""
+    return DeprecationWarning(f"{spec} is deprecated, and raises from 0.5 on; write {expression}")
 
 
 def no_such_file(path: str, near: str | None) -> UsageError:
@@ -104,12 +114,12 @@ def unknown_argument(function: str, name: str, known: Sequence[str]) -> UsageErr
 
 no_array = message(
     UsageError,
-    "no argument of {0} is a floating or complex array, and a number such as x=3 is static; pass x=3:float32 or"
-    " x=normal:4,3",
+    "no argument of {0} is a floating or complex array, and a number such as x=3 is static; pass x=np.float32(3)"
+    " or x=rng.normal(size=(4, 3))",
 )
 # `example_args` has an invalid type or content.
 bad_hint = message(
-    UsageError, "{0}.example_args {1}; expected a dict such as {{'x': 'normal:4,3', 'n': 3}}, or a tuple"
+    UsageError, "{0}.example_args {1}; expected a dict such as {{'x': 'rng.normal(size=(4, 3))', 'n': 3}}, or a tuple"
 )
 
 
@@ -119,7 +129,7 @@ def no_hints(target: str, decorated: Sequence[str]) -> UsageError:
         return UsageError(f"{target} has no function decorated with @keras_cg.custom_gradient; nothing to check")
     return UsageError(
         f"no function of {target} has example_args; name one, such as {target}:{decorated[0]} with --arg,"
-        f" or set {decorated[0]}.example_args = {{'x': 'normal:4,3'}}"
+        f" or set {decorated[0]}.example_args = {{'x': 'rng.normal(size=(4, 3))'}}"
     )
 
 
@@ -155,7 +165,7 @@ def no_range(function: str, came: Sequence[str]) -> UsageError:
     found = f"{', '.join(came)} have them" if came else "none has them"
     return UsageError(
         f"plot needs exactly one argument of {function} with increasing numbers (one axis, 3 or more), and {found};"
-        " pass one as --arg x=linspace:-5,5,400"
+        " pass one as --arg 'x=np.linspace(-5, 5, 400)'"
     )
 
 

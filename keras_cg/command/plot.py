@@ -153,6 +153,7 @@ def _spans(curves: Curves) -> list[tuple[float, float]]:
     edges = numpy.flatnonzero(numpy.diff(curves.differs.astype(int), prepend=0, append=0)).reshape(-1, 2)
     x = curves.x
     middles = numpy.concatenate([x[:1], (x[1:] + x[:-1]) / 2, x[-1:]])
+    middles[abs(middles) < 1e-9 * (x[-1] - x[0])] = 0.0  # the rounding of numpy.linspace
     return [(float(middles[first]), float(middles[last])) for first, last in edges]
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from keras_cg import backends, user_code
-from keras_cg.command import messages, progress
+from keras_cg.command import messages, progress, specs
 
 __all__ = ["Death", "chosen", "follow", "obituary", "of_all"]
 
@@ -72,6 +72,7 @@ async def follow(job: dict[str, Any], timeout: float, handle: Callable[[Event], 
                     kind = event["event"]
                     if kind == "done":
                         return None
+                    specs.old.update(event.get("old", {}))
                     handle(event)
                     if kind == "report":
                         limit.reschedule(asyncio.get_running_loop().time() + timeout)

@@ -66,14 +66,14 @@ def _require_file(target: str) -> None:
 
 
 def validate(target: str, arguments: Sequence[str], expected: str | None, value: str | None = None) -> dict[str, str]:
-    """Validates everything that needs no import, and returns the specs of the arguments by name.
+    """Validates everything that needs no import, and returns the expressions of the arguments by name.
 
     Raises:
         UsageError: An option is invalid or does not go with the target, or the file is missing.
     """
     by_name = specs.named(arguments)
-    for name, spec in by_name.items():
-        specs.parse(name, spec)
+    for name, text in by_name.items():
+        specs.evaluate(name, text, 0)
     _require_file(target)
     if not split(target)[1]:
         for option, words in (("--arg", arguments), ("--expected", expected), ("--value", value)):
@@ -89,7 +89,7 @@ def find(
 
     Args:
         target: A file or module, with `:function` or without.
-        arguments: The specs of the command line, which override `example_args`.
+        arguments: The expressions of the command line, which override `example_args`.
         expected: A target, or a name in the module of the function; overrides the function's attribute `expected`.
         seed: The seed of the random numbers.
         value: A target or name like `expected`: a function that returns the right output.
@@ -98,8 +98,8 @@ def find(
         UsageError: The target, an argument or a reference does not exist or is invalid.
     """
     place, name = split(target)
-    # Parsed before the target is imported, because the target may change the directory that @FILE.npy refers to.
-    makers = {each: specs.parse(each, spec) for each, spec in arguments.items()}
+    # Before the target is imported, because the target may change the directory that `np.load` refers to.
+    values = {each: specs.evaluate(each, text, seed) for each, text in arguments.items()}
     home = os.getcwd()
     module = _load(place)
     if not name:
@@ -110,7 +110,7 @@ def find(
     references = {"expected": expected, "value": value}
     with contextlib.chdir(home):
         found = {key: _reference(place, module, key, each) for key, each in references.items() if each is not None}
-    return [_build(name, function, makers, seed, **found)]
+    return [_build(name, function, values, seed, **found)]
 
 
 def left_out(target: str, found: Sequence[Target]) -> dict[str, str]:
@@ -205,16 +205,12 @@ def _reference(place: str, module: ModuleType, option: str, expected: str) -> An
 
 
 def _build(
-    name: str, function: Any, makers: Mapping[str, specs.Maker], seed: int, expected: Any = None, value: Any = None
+    name: str, function: Any, values: Mapping[str, Any], seed: int, expected: Any = None, value: Any = None
 ) -> Target:
-    values = _by_name(name, function, getattr(function, "example_args", {}))
-    values.update(makers)
-    for each, spec in values.items():
-        make = specs.parse(each, spec) if isinstance(spec, str) else makers.get(each)
-        if make is not None:
-            # Each argument has its own generator, so its numbers do not depend on the other arguments.
-            values[each] = make(numpy.random.default_rng([seed, *each.encode()]))
-    args, kwargs = _bound(name, function, values)
+    hints = _by_name(name, function, getattr(function, "example_args", {}))
+    texts = {each: hint for each, hint in hints.items() if isinstance(hint, str) and each not in values}
+    built = {each: specs.evaluate(each, text, seed) for each, text in texts.items()}
+    args, kwargs = _bound(name, function, {**hints, **built, **values})
     if not any(map(_is_differentiated, optree.tree_leaves((args, kwargs)))):  # type: ignore[arg-type]
         raise messages.no_array(name)
     expected = expected or getattr(function, "expected", None)

@@ -1,8 +1,9 @@
 """The process of one backend: imports the framework and the user's file, which may do anything, and sends events.
 
-The job is one line of JSON on its standard input. Each event is a line of JSON on its standard output:
+The job is one line of JSON on its standard input, as check.py, plot.py and info.py write it. Each event is a line of
+JSON on its standard output, which these files read:
 
-`functions`  the names of the functions of the job, and those that it leaves out, with the reasons
+`functions`  the names of the functions of the job, those that it leaves out, with the reasons, and old specs
 `finding`    the result of a check
 `report`     the report of one function
 `devices`    the devices of the backend
@@ -26,7 +27,7 @@ from typing import Any
 import numpy
 
 from keras_cg import backends
-from keras_cg.command import curves, messages, targets
+from keras_cg.command import curves, messages, specs, targets
 from keras_cg.frontend import config
 
 Job = dict[str, Any]
@@ -101,7 +102,8 @@ def _devices(job: Job, say: Say) -> None:
 
 def _targets(job: Job, say: Say) -> list[targets.Target]:
     found = targets.find(job["target"], job["arguments"], job["expected"], job["seed"], job["value"])
-    say("functions", names=[each.name for each in found], left_out=targets.left_out(job["target"], found))
+    left_out = targets.left_out(job["target"], found)
+    say("functions", names=[each.name for each in found], left_out=left_out, old=specs.old)
     backends.load(job["backend"], "keras-cg")
     return found
 

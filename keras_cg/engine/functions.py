@@ -24,6 +24,9 @@ _ASKS = "LOAD_ATTR", "requires_grad"
 _MUTATORS = ("add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
 
 
+UNREAD: Any = object()
+
+
 class Facts:
     """Facts about the code of a function, with the codes inside of it.
 
@@ -38,7 +41,7 @@ class Facts:
         style: How a rule of this code is called, once `conventions.style` has read it.
     """
 
-    style: Any
+    style: Any = UNREAD
     asks: frozenset[str]
     assigned: frozenset[str]
     is_closed: bool | None = None
@@ -58,7 +61,9 @@ class Facts:
         self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
         self.changes: frozenset[str] = self.assigned.union(_written(steps), *[each.changes for each in inner])
         self.changes -= {*code.co_cellvars, *code.co_varnames} - {"self"}
-        self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
+        self.inner: dict[int, Facts] = {id(each.code): each for each in inner}
+        for each in inner:
+            self.inner.update(each.inner)
 
 
 def _written(steps: list[dis.Instruction]) -> set[str]:
@@ -96,8 +101,12 @@ _FRAMEWORKS = {"autograd", "jax", "jaxlib", "keras", "keras_cg", "numpy", "scipy
 
 def is_stable(module: str | None) -> bool:
     """Whether a module is Python's or a framework's, whose functions keep nothing that a run could change."""
-    package = (module or "builtins").partition(".")[0]
-    return package in sys.stdlib_module_names or package in _FRAMEWORKS
+    return is_frameworks(module) or (module or "builtins").partition(".")[0] in sys.stdlib_module_names
+
+
+def is_frameworks(module: str | None) -> bool:
+    """Whether a module is a framework's."""
+    return (module or "").partition(".")[0] in _FRAMEWORKS
 
 
 def is_closed(fun: FunctionType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -15,13 +16,10 @@ from keras_cg.engine.contract import Backend
 # From tensors to tensors.
 _Map = Callable[[Sequence[Any]], Sequence[Any]]
 
-# No powers of two: a linear map rounds there, as it does for a sum. The sum may round more, by this factor.
-_FACTORS, _MORE = (1.3, -1.9), 64
-
 
 def sizes(dtypes: Sequence[str]) -> list[float]:
     """The huge and tiny sizes of upstream at which a rule is tried, for outputs of these dtypes."""
-    reach = min((precision.of(dtype).reach for dtype in dtypes), default=0)
+    reach = min([precision.of(dtype).reach for dtype in dtypes] or [0])
     return [2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]
 
 
@@ -56,40 +54,59 @@ def conditions(backend: Backend, pull: _Map, cotangents: Sequence[Any]) -> list[
         return found
 
 
+def multiplies(backend: Backend, pull: _Map, cotangents: Sequence[Any]) -> list[Any]:
+    """Returns boolean tensors that all hold if `pull` maps a huge, negative multiple to that multiple.
+
+    It is a smaller trial than `conditions`, for a map that is called at each backward pass.
+    """
+    kinds = [backend.dtype(tensor) for tensor in cotangents]
+    scale, along = -sizes(kinds)[0], irregular(backend, cotangents)
+    # NumPy warns of overflow. Dynamo (torch 2.13) traces no context of NumPy.
+    with contextlib.nullcontext() if backend.is_compiling() else numpy.errstate(all="ignore"):
+        pairs = zip(pull([scale * each for each in along]), pull(along), strict=True)
+        return [_is_close(backend, came, scale * each, kinds) for came, each in pairs]
+
+
 def transposes(
     backend: Backend, pull: _Map, push: _Map, cotangents: Sequence[Any], tangents: Sequence[Any]
 ) -> list[Any]:
     """Returns boolean tensors that all hold if `push` is the transpose of `pull`, as far as trying can tell.
 
     A framework transposes the derivative of a map. This can differ from the map: a rule may stop gradients, or call a
-    function that has another rule. With complex numbers nothing is tried.
+    function that has another rule.
     """
     kinds = [backend.dtype(tensor) for tensor in (*cotangents, *tangents)]
-    if any(kind.startswith("complex") for kind in kinds):
-        return []
     # TensorFlow (2.21) adds no tensors of different dtypes.
-    kind = "float64" if "float64" in kinds else "float32"
+    kind = "float64" if {"float64", "complex128"} & {*kinds} else "float32"
     # Two different directions: a map and its transpose have the same product along a single one.
     along = [_uneven(backend, tensor, 1.0, 0.5) for tensor in cotangents]
     across = [_uneven(backend, tensor, 0.3, 0.5) for tensor in tangents]
     pulled, pushed = pull(along), push(across)
     product, size = _inner(backend, pulled, across, kind)
     other, other_size = _inner(backend, along, pushed, kind)
-    tolerance = max(precision.of(each).linear for each in kinds)
-    xp, allowed = backend.namespace, tolerance * (size + other_size)
+    xp, allowed = backend.namespace, precision.of_linear(kinds)[0] * (size + other_size)
+    difference = xp.abs(product - other)
+    holds = (difference <= allowed) | xp.logical_not(xp.isfinite(difference))
+    # Where the values are known, rounding is measured only if it decides.
+    if _are_known(backend, [holds]) and _hold(backend, [holds]):
+        return [holds]
     weights = *across, *along
     lost = *_rounding(backend, pull, along, pulled), *_rounding(backend, push, across, pushed)
     for rounding, weight in zip(lost, weights, strict=True):
-        allowed = allowed + _MORE * backend.cast(rounding, kind) * xp.sum(xp.abs(backend.cast(weight, kind)))
-    difference = xp.abs(product - other)
-    return [(difference <= allowed) | xp.logical_not(xp.isfinite(difference))]
+        allowed = allowed + 64 * backend.cast(rounding, kind) * xp.sum(backend.cast(xp.abs(weight), kind))
+    return [holds | (difference <= allowed)]
 
 
 def _inner(backend: Backend, ones: Sequence[Any], others: Sequence[Any], kind: str) -> tuple[Any, Any]:
     """The inner product of some tensors with others in the dtype `kind`, and the sum of the terms' absolute values."""
-    products = [backend.cast(a, kind) * backend.cast(b, kind) for a, b in zip(ones, others, strict=True)]
     xp = backend.namespace
-    return sum(map(xp.sum, products)), sum(xp.sum(xp.abs(product)) for product in products)
+    products = [
+        backend.cast(xp.real(xp.conj(a) * b), kind)
+        if backend.dtype(a).startswith("complex")
+        else backend.cast(a, kind) * backend.cast(b, kind)
+        for a, b in zip(ones, others, strict=True)
+    ]
+    return sum([xp.sum(each) for each in products]), sum([xp.sum(xp.abs(each)) for each in products])
 
 
 def _wide(backend: Backend, tensor: Any) -> Any:
@@ -97,7 +114,7 @@ def _wide(backend: Backend, tensor: Any) -> Any:
     return backend.cast(tensor, "float32") if backend.dtype(tensor) in ("float16", "bfloat16") else tensor
 
 
-def _uneven(backend: Backend, tensor: Any, step: float, start: float, least: float = 0.0) -> Any:
+def _uneven(backend: Backend, tensor: Any, step: float, start: float, least: float | None = None) -> Any:
     """Numbers of either sign near 1 in the shape of `tensor`, none smaller than `least`; the first is positive."""
     xp, kind = backend.namespace, backend.dtype(tensor)
     ones = xp.ones_like(_wide(backend, tensor))
@@ -107,7 +124,7 @@ def _uneven(backend: Backend, tensor: Any, step: float, start: float, least: flo
         angle = angle + step * (axis + 1) * xp.cumsum(ones, axis)
     values = xp.cos(angle)
     values = values * backend.cast(1 + least / xp.abs(values), backend.dtype(values)) if least else values
-    return values * (1 + 0.5j) if kind.startswith("complex") else backend.cast(values, kind)
+    return values + 0.5j * xp.sin(angle) if kind.startswith("complex") else backend.cast(values, kind)
 
 
 def irregular(backend: Backend, tensors: Sequence[Any]) -> list[Any]:
@@ -118,21 +135,21 @@ def irregular(backend: Backend, tensors: Sequence[Any]) -> list[Any]:
     return [None if tensor is None else _uneven(backend, tensor, 1.7, 0.4, 0.5) for tensor in tensors]
 
 
-def _is_close(backend: Backend, came: Any, expected: Any, kinds: Sequence[str], lost: Any = 0.0) -> Any:
+def _is_close(backend: Backend, came: Any, expected: Any, kinds: Sequence[str], lost: Any = None) -> Any:
     """Whether two gradients are equal up to their rounding and that of upstream, which has the dtypes `kinds`.
 
     `lost` is a rounding that was seen. Elements that are not finite are skipped.
     """
-    xp, limits = backend.namespace, [precision.of(kind) for kind in (backend.dtype(came), *kinds)]
+    xp, (tolerance, least) = backend.namespace, precision.of_linear([backend.dtype(came), *kinds])
     difference = xp.abs(_wide(backend, came) - _wide(backend, expected))
-    least = 8 * max(each.smallest for each in limits) + _MORE * lost
-    allowed = max(each.linear for each in limits) * _largest(backend, expected) + least
+    allowed = tolerance * _largest(backend, expected) + (least if lost is None else least + 64 * lost)
     return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))
 
 
 def _rounding(backend: Backend, linear: _Map, tensors: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """Returns how far a map is from multiplying by some numbers exactly, for each of its `results` at `tensors`."""
-    runs = [(factor, linear([factor * tensor for tensor in tensors])) for factor in _FACTORS]
+    # No powers of two: a linear map rounds there, as it does for a sum. The sum may round more, by a factor of 64.
+    runs = [(factor, linear([factor * tensor for tensor in tensors])) for factor in (1.3, -1.9)]
     return [
         sum([_largest(backend, scaled[place] - factor * result) for factor, scaled in runs])
         for place, result in enumerate(results)
@@ -146,6 +163,14 @@ def _largest(backend: Backend, tensor: Any) -> Any:
     return xp.sum(size) if 0 in (backend.shape(size) or ()) else xp.max(size)
 
 
+def _are_known(backend: Backend, conditions: Sequence[Any]) -> bool:
+    return not backend.is_compiling() and backend.is_known(conditions)
+
+
+def _hold(backend: Backend, conditions: Sequence[Any]) -> bool:
+    return all([bool(backend.to_numpy(condition).all()) for condition in conditions])
+
+
 def check_or_nan(
     backend: Backend, tensors: Sequence[Any], conditions: Sequence[Any], error: Callable[[], Exception]
 ) -> Sequence[Any]:
@@ -156,8 +181,8 @@ def check_or_nan(
     """
     if not conditions:
         return tensors
-    if backend.is_known(conditions):
-        if not all([bool(backend.to_numpy(condition).all()) for condition in conditions]):
+    if _are_known(backend, conditions):
+        if not _hold(backend, conditions):
             raise error()
         return tensors
     xp = backend.namespace

@@ -15,6 +15,7 @@ from keras_cg.engine.references import CONTAINERS, MISSING, TABLES, dict_of, ele
 # function, what calls another one, a container, a class, or an object, of which a framework's sets no attributes.
 DATA, END, FUNCTION, CALLER, CONTAINER, CLASS, OTHER, OBJECT = range(8)
 _CALLED = (FUNCTION, CALLER)
+_CALLERS = (functools.partial, MethodType, Decorated)
 _ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, bytearray)
 # The kinds of classes that exist longer than a run.
 kinds: dict[type, int] = {}
@@ -37,7 +38,9 @@ def kind_of(value: Any) -> int:
     known = kinds.get(kind)
     if known is None:
         known = _kind_of(value, kind)
-        if "<locals>" not in kind.__qualname__ and inner(value) is None and not isinstance(value, type):
+        # What a class is depends on the class itself, and a wrapper's kind on its attributes.
+        is_told = known != CALLER or isinstance(value, _CALLERS)
+        if is_told and not isinstance(value, type) and "<locals>" not in kind.__qualname__:
             kinds[kind] = known
     return known
 
@@ -45,7 +48,7 @@ def kind_of(value: Any) -> int:
 def _kind_of(value: Any, kind: type) -> int:
     if kind is FunctionType:
         return FUNCTION
-    if isinstance(value, (functools.partial, MethodType, Decorated)) or inner(value) is not None:
+    if isinstance(value, _CALLERS) or inner(value) is not None:
         return CALLER
     is_users = not is_stable(kind.__module__)
     if isinstance(value, type):

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 from types import CellType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
-from keras_cg.engine.functions import facts, innermost, is_closed, keeps_nothing, known_facts
+from keras_cg.engine.functions import Facts, facts, innermost, is_closed, is_frameworks, keeps_nothing, known_facts
 from keras_cg.engine.reach import (
+    CONTAINER,
     DATA,
-    END,
     OBJECT,
     OTHER,
     Variable,
@@ -64,10 +64,10 @@ class World:
         fun = fun if type(fun) is FunctionType else innermost(user)
         frame = None if fun is None else known_facts.get(id(fun.__code__)) or facts(fun.__code__)
         owner = user.__self__ if type(user) is MethodType else user
-        is_simple = owner is not user and not static and fun is not None and not (fun.__closure__ or fun.__defaults__)
-        if is_simple and kinds.get(type(owner)) == OBJECT and not members(owner, OBJECT, True):
-            # As a walk would find, for most methods.
-            self.cells, objects = dict[int, Variable | None](), [owner, type(owner)]
+        is_alone = owner is fun or (kinds.get(type(owner)) == OBJECT and not members(owner, OBJECT, True))
+        cells = _data_in(fun, frame) if is_alone and frame is not None and not static else None
+        if cells is not None:  # as a walk would find, for most functions and methods
+            self.cells, objects = cells, [] if owner is fun else [owner, type(owner)]
         else:
             self.cells, objects = reachable(user, static, frame, fun)
         self.holders: list[Any] = [each for owner in objects for each in holders_of(owner)]
@@ -77,10 +77,15 @@ class World:
 
     def values(self) -> list[Any]:
         """Lists what stood at hand before the run, and what containers and objects there have."""
-        parts = [value for before in self.before for value in before.values()]
-        parts += [value for _, _, value in filter(None, self.cells.values())]
-        found = [each for value in parts for each in inside(value, kind_of(value))]
-        return [*parts, *found, *[each for value in found for each in inside(value, kind_of(value))]]
+        waiting: list[Any] = [variable[2] for variable in self.cells.values() if variable is not None]
+        for before in self.before:
+            waiting += before.values()
+        found = waiting
+        for _ in range(2):
+            waiting = [value for value in waiting if kinds.get(type(value), OBJECT) >= CONTAINER]
+            waiting = [each for value in waiting for each in inside(value, kind_of(value))] if waiting else waiting
+            found = found + waiting
+        return found
 
     def close(self, rules: dict[int, Variable | None], sets: set[tuple[str, str]]) -> World | None:
         """Notes how the run left the world; returns None if there is nothing to put back, now or after another run.
@@ -143,33 +148,68 @@ class World:
                             write(holder, key, known.get(key, MISSING))
 
 
-def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool]:
+def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool, Facts | None]:
     """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
 
-    Returns also what the rule holds, by a quick look, and whether all that it can read is data.
+    Returns also what the rule holds, by a quick look; whether all that it can read is data; and the facts of a rule
+    that the run has defined and that holds data alone.
     """
-    inside = function if type(function) is FunctionType else innermost(function)
-    frame = None if inside is None else known_facts.get(id(inside.__code__)) or facts(inside.__code__)
-    if type(rule) is FunctionType and frame is not None and id(rule.__code__) in frame.inner:
-        known = known_facts.get(id(rule.__code__)) or facts(rule.__code__)
+    fun = function.__func__ if type(function) is MethodType else function
+    if type(rule) is FunctionType and type(fun) is FunctionType:
+        frame, own = known_facts.get(id(fun.__code__)), _in_a_context(rule) if rule.__dict__ else rule
+        known = None if frame is None else frame.inner.get(id(own.__code__))
         # Most rules are closures over tensors and numbers of the run, and lead to no other variable.
-        try:
-            parts = [cell.cell_contents for cell in rule.__closure__ or ()]
-        except ValueError:  # a name that is not bound yet
-            parts = [function]
-        if rule.__defaults__ or rule.__kwdefaults__:
-            parts += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
-        for value in parts:
-            if kinds.get(type(value), END) != DATA:
-                break
-        else:
-            is_data = is_closed(rule) if known.is_closed is None else known.is_closed
-            return None if opened is None else opened.close({}, frame.sets), parts, is_data
-    rules, _ = reachable(rule, (), frame, inside)
+        if frame is not None and known is not None and not known.assigned:
+            parts: list[Any] = []
+            try:
+                for cell in own.__closure__ or ():
+                    parts.append(cell.cell_contents)
+            except ValueError:  # a name that is not bound yet
+                parts.append(function)
+            if own.__defaults__ or own.__kwdefaults__:
+                parts += [*(own.__defaults__ or ()), *(own.__kwdefaults__ or {}).values()]
+            for part in parts:
+                if kinds.get(type(part)) != DATA:
+                    break
+            else:
+                is_data = is_closed(own) if known.is_closed is None else known.is_closed
+                return None if opened is None else opened.close({}, frame.sets), parts, is_data, known
+    user = innermost(function)
+    frame = None if user is None else facts(user.__code__)
+    rules, _ = reachable(rule, (), frame, user)
     parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
     world = (opened or World(function)).close(rules, set() if frame is None else frame.sets)
-    return world, parts, is_plain and all(map(_is_data, parts))
+    return world, parts, is_plain and all(map(_is_data, parts)), None
+
+
+def _in_a_context(rule: FunctionType) -> FunctionType:
+    """Returns the rule inside a wrapper such as `torch.no_grad()(rule)`, if that leads to nothing else of the user."""
+    wrapped = rule.__dict__.get("__wrapped__")
+    if type(wrapped) is not FunctionType or wrapped.__dict__ or not is_frameworks(rule.__globals__.get("__name__")):
+        return rule
+    for cell in rule.__closure__ or ():
+        part = cell.cell_contents
+        # The method of a context, or the context.
+        owner = part.__self__ if type(part) is MethodType else part
+        if part is not wrapped and not is_frameworks(type(owner).__module__):
+            return rule
+    return wrapped
+
+
+def leads_outside(user: Any) -> bool:
+    """Whether a function has variables from outside, or defaults that lead to more than data."""
+    return type(user) is not FunctionType or bool(user.__closure__) or _leads_by_defaults(user)
+
+
+def _leads_by_defaults(fun: FunctionType) -> bool:
+    """Whether the defaults of a function lead to more than data."""
+    return not are_data([*(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()])
+
+
+def are_data(values: Iterable[Any]) -> bool:
+    """Whether all values are numbers, texts and tensors, which lead to nothing else."""
+    return all([kinds.get(type(value)) == DATA for value in values])
 
 
 def _is_data(value: Any) -> bool:
@@ -179,6 +219,19 @@ def _is_data(value: Any) -> bool:
     if type(value) is tuple:  # unlike a list, which a run may have changed
         return all(map(_is_data, value))
     return kind_of(value) == DATA or keeps_nothing(value)
+
+
+def _data_in(fun: FunctionType, frame: Facts) -> dict[int, Variable | None] | None:
+    """Returns the variables of a function, if they hold data alone and it assigns none of them; else None."""
+    cells: dict[int, Variable | None] = {}
+    if frame.assigned or _leads_by_defaults(fun):
+        return None
+    for name, cell in named_cells(fun):
+        value = content(cell)
+        if kinds.get(type(value)) != DATA:
+            return None
+        cells[id(cell)] = cell, name, value
+    return cells
 
 
 # The turns that are taken now, in the order in which they began.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from keras_cg.engine.contract import Backend
 from keras_cg.frontend import signature
@@ -15,24 +15,22 @@ class Arguments:
     """The bound arguments of one call of the function `user`, without their tensors.
 
     `positionals` counts the arguments by position; `keywords` names the others in the order of the signature. Ordinary
-    arguments are plain tensors by position, and have no tree.
+    arguments are plain tensors by position, and have no `nest`, which is the tree of all others.
     """
 
     # What the function gets by name and is no argument of the call.
     extras: Mapping[str, Any] = MappingProxyType({})
+    keywords: tuple[str, ...] = ()
+    nest: Tree | None = None
+    is_plain = True
 
-    def __init__(
-        self,
-        backend: Backend,
-        name: str,
-        user: Callable[..., Any],
-        positionals: int,
-        keywords: tuple[str, ...] = (),
-        static: Tree | None = None,
-    ):
-        self.backend, self.name, self.user = backend, name, user
-        self.positionals, self.keywords, self.nest = positionals, keywords, static
-        self.is_plain = static is None or static.is_plain
+    def __init__(self, backend: Backend, name: str, user: Callable[..., Any], positionals: int):
+        self.backend, self.name, self.user, self.positionals = backend, name, user, positionals
+
+    def of(self, keywords: tuple[str, ...], nest: Tree) -> Self:
+        """Returns this call with arguments of any kind."""
+        self.keywords, self.nest, self.is_plain = keywords, nest, nest.is_plain
+        return self
 
     @property
     def is_ordinary(self) -> bool:
@@ -52,6 +50,8 @@ class Arguments:
         if self.nest is None:
             return tensors, {}
         values, count = self.nest.combine(tensors), self.positionals
+        if not self.keywords and not self.extras:
+            return values, {}
         return values[:count], {**dict(zip(self.keywords, values[count:], strict=True)), **self.extras}
 
     def labels(self) -> list[str]:

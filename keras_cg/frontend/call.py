@@ -16,7 +16,7 @@ from keras_cg import errors, user_code
 from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine import references
 from keras_cg.engine.contract import Backend
-from keras_cg.engine.world import World
+from keras_cg.engine.world import World, are_data, leads_outside
 from keras_cg.frontend import arguments, config, messages, pytree, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.gradients import Spec, check_variables, collect
@@ -30,18 +30,22 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
     if decorated.is_told and signature.NEEDS in kwargs:
         raise messages.told_by_the_decorator(name)
     kwargs = signature.in_order(fun, kwargs) if len(kwargs) > 1 else kwargs
-    keywords = tuple(kwargs)
-    tree = pytree.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
-    if keras_interop.is_symbolic(tree.leaves):
-        labels = arguments.labels(fun, len(args), keywords, tree)
-        leaves = dict(zip(labels, tree.leaves, strict=True))
-        return keras_interop.operation().apply(decorated, args, kwargs, leaves)
+    keywords, values = tuple(kwargs), (*args, *kwargs.values())
+    found = pytree.split(backend, values)
+    if found is not None:
+        tree, tensors = found
+    else:
+        tree = pytree.flatten(values, backend.is_tensor, backend.children)
+        if keras_interop.is_symbolic(tree.leaves):
+            labels = arguments.labels(fun, len(args), keywords, tree)
+            leaves = dict(zip(labels, tree.leaves, strict=True))
+            return keras_interop.operation().apply(decorated, args, kwargs, leaves)
 
-    def label(tree: Tree, place: int) -> str:
-        return f"the argument {arguments.labels(fun, len(args), keywords, tree)[place]}"
+        def label(tree: Tree, place: int) -> str:
+            return f"the argument {arguments.labels(fun, len(args), keywords, tree)[place]}"
 
-    tensors = pytree.partition(backend, name, tree, label)
-    function = Call(backend, name, fun, len(args), keywords, tree)
+        tensors = pytree.partition(backend, name, tree, label)
+    function = Call(backend, name, fun, len(args)).of(keywords, tree)
     function.engine = backend.is_recording()
     if decorated.is_told:
         # The same answer in every run, so that no rule differs by it.
@@ -134,29 +138,22 @@ class Call(FlatFunction):
     Attributes:
         engine: What `is_recording` of the backend said when the call began.
         is_traced: Set by the backend where a compiler traces Python code: then the rule is traced at once, in no world.
+        look: Set by a backend: what it asks of the values that the first run will have at hand.
+        existing: What `look` said.
         world: That of the first run, in which every other one starts; None if there is nothing to put back.
-        opened: The world before the run that comes next, if the backend has asked for it.
     """
 
     engine: Any = None
     is_traced = False
     has_run = False
     world: World | None = None
-    opened: World | None = None
+    look: Callable[[list[Any]], Sequence[Any]] | None = None
+    existing: Sequence[Any] = ()
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Run]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the rule."""
         results, run = self.start(*tensors)
         return results, run.note()
-
-    def at_hand(self) -> list[Any]:
-        """Returns what a run that begins now has at hand, in variables from outside and in attributes."""
-        self.opened = self._open()
-        return self.opened.values()
-
-    def _open(self) -> World:
-        """Returns the world before a run."""
-        return World(self.user, () if self.nest is None else self.nest.leaves)
 
     def start(self, *tensors: Any) -> tuple[tuple[Any, ...], Run]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the run.
@@ -164,31 +161,51 @@ class Call(FlatFunction):
         The run is to be noted before anything else happens, if anything differentiates. Every run but the first begins
         in the world that this one found.
         """
+        if self.output is not None or self.is_traced or self.state is not None or not keras_scope.is_unscoped():
+            return self._start(tensors)
+        # The first run, outside of every scope of Keras, and its backend is active.
+        backend, user, nest, opened = self.backend, self.user, self.nest, None
+        is_bare = nest is None and type(user) is FunctionType and not user.__closure__
+        if not is_bare or user.__defaults__ or user.__kwdefaults__:
+            opened = self._open()
+        self.converted = fun = user if backend.converted is None else backend.converted(user)
+        args, kwargs = (tensors, None) if nest is None else self.bind(tensors)
+        pair = fun(*args, **kwargs) if kwargs else fun(*args)
+        if type(pair) is tuple and len(pair) == 2 and type(pair[0]) in backend.plain and callable(pair[1]):
+            results, rule = pair[:1], pair[1]
+            self.output = tree = SINGLE
+        else:
+            results, rule, tree = self.accept(pair)
+        run = Run(self, tensors, args, rule, tree, results, opened)
+        if kwargs:
+            run.kwargs = kwargs
+        return results, run
+
+    def _open(self) -> World | None:
+        """Returns the world before a run, of which the backend may look at what is there; None if nothing is there."""
+        static = () if self.nest is None else self.nest.leaves
+        if not leads_outside(self.user) and are_data(static):
+            return None
+        opened = World(self.user, static)
+        if self.look is not None and not self.has_run:
+            self.existing = self.look(opened.values())
+        return opened
+
+    def _start(self, tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], Run]:
+        """Runs the function with any arguments, or again."""
         if self.world is not None:
             again = copy.copy(self)
             again.world = None
             return self.world.again(again, *tensors)  # type: ignore[no-any-return]
-        backend, user, static = self.backend, self.user, self.nest
-        opened, self.opened = self.opened, None
-        # In two steps, because torch.compile (2.13) cannot trace the second question.
-        if opened is None and not self.is_traced:  # noqa: SIM102
-            if static is not None or type(user) is not FunctionType or user.__closure__ or user.__defaults__:
-                opened = self._open()
-        if static is None and self.output is None and self.state is None:
-            # The first run of plain tensors is outside of every scope of Keras, and its backend is active.
-            self.converted = fun = user if backend.converted is None else backend.converted(user)
-            pair = fun(*tensors)
-            if type(pair) is tuple and len(pair) == 2 and type(pair[0]) in backend.plain and callable(pair[1]):
-                self.output = SINGLE
-                return pair[:1], Run(self, tensors, tensors, {}, pair[1], SINGLE, None, pair[:1], opened)
-            results, rule, tree = self.accept(pair)
-            return results, Run(self, tensors, tensors, {}, rule, tree, None, results, opened)
+        opened = None if self.is_traced else self._open()
         args, kwargs = self.bind(tensors)
         pair, changed, scope = self.run(args, kwargs)
         results, rule, tree = self.accept(pair)
+        run = Run(self, tensors, args, rule, tree, results, opened)
+        run.kwargs = kwargs
         # Only values in a scope of Keras are shown to the rule.
-        scope = scope if scope is not None and scope.state.scope is not None else None
-        return (*results, *changed), Run(self, tensors, args, kwargs, rule, tree, scope, results, opened)
+        run.scope = scope if scope is not None and scope.state.scope is not None else None
+        return (*results, *changed), run
 
     def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the arguments as a rule gets them: by position."""

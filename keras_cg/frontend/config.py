@@ -190,11 +190,13 @@ class _Config(ModuleType):
     @property
     def active(self) -> Any:
         """The module of the active backend, imported at its first use."""
-        if (found := self.known) is None:
-            found = backends.load(*resolve())
-            if _in_context.get() is None and _in_process is None and (variable := _environment.get(_KEY)):
-                _by_variable[variable] = found
-        return found
+        chosen = _in_context.get()
+        if chosen is None and _in_process is None and (variable := _environment.get(_KEY)):
+            if (found := _by_variable.get(variable)) is None:
+                found = _by_variable[variable] = backends.load(*resolve())
+            return found
+        found = backends.loaded.get(chosen[0] if chosen is not None else _in_process or keras_interop.chosen())
+        return backends.load(*resolve()) if found is None else found
 
 
 active: Any

@@ -36,9 +36,21 @@ class Nest(Tree):
         return _unwrap(value) if self.is_wrapped else value
 
     def tensors_of(self, value: Any) -> Any:
-        """Returns what a tuple has in the place of each tensor; () for another structure."""
+        """Returns what a tuple has in the place of each tensor; () for another structure.
+
+        The tuple may leave out arguments without a tensor.
+        """
         leaves, treespec = optree.tree_flatten(value, **_KIND)
-        return [leaves[place] for place in self.places] if treespec == self.treespec else ()
+        if treespec == self.treespec:
+            return [leaves[place] for place in self.places]
+        children, stop = [], 0
+        for child in self.treespec.children():
+            start, stop = stop, stop + child.num_leaves
+            if any([start <= place < stop for place in self.places]):
+                children.append(child)
+        # Only where every leaf is a tensor: a None among these may stand for a whole pytree.
+        is_short = len(leaves) == len(self.places) and treespec == optree.treespec_tuple(children, **_KIND)
+        return leaves if is_short else ()
 
     def is_in_order(self, places: Sequence[int]) -> bool:
         """Whether the leaves are in the order in which they were written down.

@@ -8,7 +8,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from keras_cg import errors, user_code
-from keras_cg.engine.functions import facts, innermost, known_facts
+from keras_cg.engine.functions import UNREAD, facts, innermost, known_facts
 from keras_cg.frontend import messages, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.signature import Parameters
@@ -37,7 +37,7 @@ def style(fun: Any, function: Any, name: str) -> int | None:
     if type(fun) is not FunctionType:
         return None
     known = known_facts.get(id(fun.__code__)) or facts(fun.__code__)
-    if not hasattr(known, "style"):
+    if known.style is UNREAD:
         known.style = _style(fun)
         user: Any = innermost(function)
         for asked in () if user is None else facts(user.__code__).asks.intersection(signature.from_code(user).names()):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
-from keras_cg.bridge import keras_interop, keras_scope
+from keras_cg.bridge import keras_interop
 from keras_cg.engine.functions import Decorated
 from keras_cg.frontend import call, config, messages, pickling, signature, tracebacks
 from keras_cg.frontend.tree import SINGLE
@@ -46,7 +46,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
     Attributes:
         __wrapped__: The undecorated function, which returns `(output, grad)`.
         example_args: Set by you: the arguments for `keras-cg check`, as a tuple or as a dict of their names. Each is a
-            value, or text such as `"normal:4,3"` for a `float[4, 3]` of random numbers.
+            value, or text such as `"rng.normal(size=(4, 3))"` for a `float[4, 3]` of random numbers.
         expected: Set by you: the reference for the gradient, if it differs from the derivative on purpose. Either a
             function whose derivative is meant, or a rule with a parameter `upstream`.
         value: Set by you: a function of the same arguments that returns the right output.
@@ -60,7 +60,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
         >>> @keras_cg.custom_gradient
         ... def straight_through(x):
         ...     return ops.round(x), lambda upstream: upstream
-        >>> straight_through.example_args = {"x": "normal:4,3"}
+        >>> straight_through.example_args = {"x": "rng.normal(size=(4, 3))"}
         >>> straight_through.expected = lambda x: x
         >>> straight_through.value = ops.round
         >>> straight_through
@@ -96,13 +96,13 @@ class CustomGradient(Decorated, Generic[P, Output]):
         """Calls the function on the active backend and returns its output."""
         try:
             backend = config.active
-            plain, is_ordinary = backend.plain, not (kwargs or self.is_told) and bool(args)
+            plain, ordinary = backend.plain, () if kwargs or self.is_told else args
             # In plain loops here and on the whole way, because on few numbers a call costs little more than its frames.
-            for arg in args if is_ordinary else ():
+            for arg in ordinary:
                 if type(arg) not in plain and not backend.is_plain(arg):
-                    is_ordinary = False
+                    ordinary = ()
                     break
-            if is_ordinary:
+            if ordinary:
                 engine = backend.is_recording()
                 if not engine:
                     # Nothing is differentiated, so there is nothing to attach the rule to.
@@ -110,11 +110,11 @@ class CustomGradient(Decorated, Generic[P, Output]):
                     if type(pair) is tuple and len(pair) == 2 and type(pair[0]) in plain and callable(pair[1]):
                         return backend.constant(pair[0])  # type: ignore[no-any-return]
                     return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]
-                if keras_scope.is_unscoped():
-                    function = call.Call(backend, self._name, self.__wrapped__, len(args))
-                    function.engine = engine
-                    results = backend.attach(function, args)
-                    return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
+                function = call.Call(backend, self._name, self.__wrapped__, len(args))
+                function.engine = engine
+                results = backend.attach(function, args)
+                is_alone = function.output is SINGLE and function.state is None
+                return results[0] if is_alone else function.finish(results)  # type: ignore[no-any-return]
             return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
         except Exception as error:
             tracebacks.hide_frames(error)
@@ -135,8 +135,10 @@ class CustomGradient(Decorated, Generic[P, Output]):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        bound = self.of(self.__wrapped__.__get__(instance, owner))
-        bound._unbound = self
+        # With what this one has, which is what it would read from the method: each look-up binds a method again.
+        bound = object.__new__(CustomGradient)
+        bound.__dict__.update(self.__dict__, __wrapped__=self.__wrapped__.__get__(instance, owner), _unbound=self)
+        bound._signature = None
         return bound
 
     def __eq__(self, other: object) -> bool:

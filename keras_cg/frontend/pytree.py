@@ -36,6 +36,25 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
     return containers.flatten(value, is_tensor, children)
 
 
+# What a call has most often beside tensors.
+_STATIC = frozenset({type(None), bool, int, float, str})
+
+
+def split(backend: Backend, values: tuple[Any, ...]) -> tuple[Tree, list[Any]] | None:
+    """Flattens and partitions a tuple in one loop; None if it has more than plain tensors, numbers and texts."""
+    plain, tree, tensors = backend.plain, Tree([*values], []), []
+    leaves, places, tree.is_plain = tree.leaves, [], True
+    for place, value in enumerate(values):
+        if type(value) in plain:
+            leaves[place] = None
+            places.append(place)
+            tensors.append(value)
+        elif type(value) not in _STATIC:
+            return None
+    tree.places = places
+    return tree, tensors
+
+
 def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[Any]:
     """Moves the tensors out of a flattened value, as the backend's own, and leaves the static part behind.
 

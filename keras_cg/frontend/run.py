@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from keras_cg import errors, user_code
 from keras_cg.engine import comparing, references, world
 from keras_cg.engine.contract import Backend
-from keras_cg.engine.functions import innermost, keeps_state
+from keras_cg.engine.functions import UNREAD, innermost, keeps_state
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.frontend import config, conventions, messages, tracebacks
 from keras_cg.frontend.conventions import ALONE, ANY, Convention
@@ -39,76 +41,82 @@ class Run:
         outputs: The tensors of the output; after `note`, only if another run must have the same ones.
         world: The world before the run; after `note`, as the run left it, or None.
         residuals: What the rule holds, by a quick look.
+        known: The facts of a rule that the run has defined and that holds data alone, which are then the residuals.
         is_closed: Whether all that the rule can read is data.
-        count: How many arguments the function has by position.
         style: How the rule is called, if its code alone tells; else None.
-        takes_output: Whether the rule has a parameter for the output.
+        count: How many arguments the function has by position, if it is not told by the call.
+        takes_output: Whether the rule gets the function's output.
         specs: The dtypes and shapes of tensors that may not be kept.
         is_noted: Whether `note` was called, as it is in another run before the user's objects are brought back.
         is_used_up: Whether a probe has called the rule.
     """
 
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+    scope: Any = None
+    style: int | None = None
+    count: int | None = None
+    known: Any = None
+    takes_output = is_noted = is_used_up = False
     residuals: Sequence[Any]
-
-    __slots__ = (
-        *("args", "call", "count", "residuals", "is_closed", "is_noted", "is_used_up", "kwargs", "output", "outputs"),
-        *("rule", "scope", "specs", "style", "takes_output", "tensors", "world"),
-    )
+    specs: list[Spec]
+    is_closed: bool
 
     def __init__(
         self,
         call: Any,
         tensors: tuple[Any, ...],
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         rule: Callable[..., Any],
-        output: Tree,
-        scope: Any,
+        output: Any,
         outputs: Sequence[Any],
         world: Any,
     ):
-        self.call, self.tensors, self.args, self.kwargs, self.rule, self.output = (
-            call,
-            tensors,
-            args,
-            kwargs,
-            rule,
-            output,
-        )
-        self.scope, self.outputs, self.world = scope, outputs, world
-        self.is_used_up = self.is_noted = False
+        self.call, self.tensors, self.args, self.rule = call, tensors, args, rule
+        self.output, self.outputs, self.world = output, outputs, world
 
     def note(self) -> Run:
         """Notes what the rule holds and the world of the run, as soon as it is over; a rule may be asked for then."""
-        call, rule, args = self.call, self.rule, self.args
-        backend = call.backend
         if self.is_noted:
             return self
         self.is_noted = True
+        call, rule = self.call, self.rule
         if call.is_traced:
             self.world, self.residuals, self.is_closed = None, (), True
             style = conventions.traced_style(rule)
         else:
-            self.world, self.residuals, self.is_closed = world.note(self.world, rule, call.converted)
+            self.world, self.residuals, self.is_closed, self.known = world.note(self.world, rule, call.converted)
             if not call.has_run:
                 call.has_run, call.world = True, self.world
-            style = conventions.style(rule, call.user, call.name)
-        if self.kwargs and style != ALONE:
-            args = call.positional(args, self.kwargs)
-        self.count = len(args)
-        gets_arguments, self.takes_output = style != ALONE, False
-        if style is None:
-            gets_arguments, self.takes_output = conventions.asks(rule, call.user)
-        self.args = args if gets_arguments else ()
-        self.style = style if self.scope is None and (style in (ALONE, ANY) or style == self.count) else None
-        # The data of a rule that reads nothing else tells whether another run has the same one.
-        self.outputs = () if self.is_closed else self.outputs
+            style = self.known.style if self.known is not None else UNREAD
+            if style is UNREAD:
+                style = conventions.style(rule, call.user, call.name)
+        if style == ALONE and self.scope is None:
+            self.args, self.style = (), ALONE
+        else:
+            self._note_arguments(style)
+        if self.is_closed:
+            # The data of a rule that reads nothing else tells whether another run has the same one.
+            self.outputs = ()
         if not call.is_plain:
+            backend = call.backend
             self.specs = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
             self.tensors = ()
-        elif backend.types is not None:
-            self.tensors = backend.types(self.tensors)
+        elif call.backend.types is not None:
+            self.tensors = call.backend.types(self.tensors)
         return self
+
+    def _note_arguments(self, style: int | None) -> None:
+        """Notes how a rule is called that gets more than upstream alone."""
+        if self.kwargs and style != ALONE:
+            self.args = self.call.positional(self.args, self.kwargs)
+        self.count = count = len(self.args)
+        if self.scope is None and style in (ANY, count):
+            self.style = style
+        elif style == ALONE:
+            self.args = ()
+        elif style is None:
+            gets_arguments, self.takes_output = conventions.asks(self.rule, self.call.user)
+            self.args = self.args if gets_arguments else ()
 
     def __call__(
         self,
@@ -132,24 +140,27 @@ class Run:
         outputs: Sequence[Any] | None,
     ) -> tuple[Sequence[Any], tuple[Any, ...]]:
         """Calls the rule; most return a plain gradient for each tensor, and nothing is converted."""
-        call, rule, output, values = self.call, self.rule, self.output, self.args
-        backend = call.backend
+        call, rule, output, style, tensors = self.call, self.rule, self.output, self.style, self.tensors
+        backend, values = call.backend, self.args
         if values and arguments is not None:
             values = tuple(arguments) if call.nest is None else call.positional(*call.bind(tuple(arguments)))
-        if self.style is None or variables:
+        if style is None or variables:
             return self._by_signature(cotangents, variables, needs_grad, values, outputs)
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
-        args, kwargs = ((upstream,), {}) if self.style == ALONE else (values, {"upstream": upstream})
-        is_active = config.this.known is backend
-        result = rule(*args, **kwargs) if is_active else config.under(backend, rule, args, kwargs)
+        if config.this.known is not backend:
+            args, kwargs = ((upstream,), {}) if style == ALONE else (values, {"upstream": upstream})
+            result = config.under(backend, rule, args, kwargs)
+        else:
+            result = rule(upstream) if style == ALONE else rule(*values, upstream=upstream)
         gradients = result if type(result) is tuple else (result,)
-        if self.tensors and call.nest is not None:
+        if tensors and call.nest is not None:
             gradients = call.static.tensors_of(gradients)
-        if len(gradients) == len(self.tensors):
+        if len(gradients) == len(tensors):
             plain = backend.plain
-            for gradient, tensor in zip(gradients, self.tensors, strict=True):
-                is_plain = type(gradient) in plain or backend.is_plain(gradient)
-                if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+            for gradient, tensor in zip(gradients, tensors):  # noqa: B905
+                if type(gradient) not in plain and not backend.is_plain(gradient):
+                    break
+                if gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
                     break
             else:
                 return gradients, ()
@@ -167,7 +178,8 @@ class Run:
         call = self.call
         if self.takes_output and outputs is None:
             raise messages.no_output(call.name)
-        convention = Convention(self.rule, call, values, self.count, self.output)
+        count = call.positionals if self.count is None else self.count
+        convention = Convention(self.rule, call, values, count, self.output)
         try:
             upstreams = upstreams_of(call.backend, self.output, cotangents)
             fun = convention.call if self.scope is None else self.scope.for_rule()(convention.call)
@@ -190,10 +202,6 @@ class Run:
     def location(self) -> str | None:
         """Returns the file and line of the rule, if they are known."""
         return user_code.location(self.rule, self.call.user)
-
-    def takes_arguments(self) -> bool:
-        """Whether the rule is called with the function's arguments."""
-        return bool(self.args)
 
     def takes_variables(self) -> bool:
         """Whether the rule takes the captured variables."""
@@ -230,7 +238,16 @@ class Run:
         Call it before the gradient that is recorded, where the framework may record: if what the rules hold is no data,
         both are called by `probe`. Returns the boolean tensors of `agreement` that must all hold.
         """
-        return self._compare(self._steps(), other, lambda: (probe(self), probe(other)))
+        first, second = self._steps(), other._steps()
+        if self.known is not None and self.known is other.known:
+            # Closures of one code over data, in cells and in the defaults of their parameters.
+            names = self.known.code.co_freevars
+            count = len(names)
+            if all(map(operator.is_, self.residuals[count:], other.residuals[count:])):
+                first[:1] = zip(names, self.residuals, strict=False)
+                second[:1] = zip(names, other.residuals, strict=False)
+        both = lambda: (probe(self), probe(other))  # noqa: E731
+        return self._compare(first, second, other, both)
 
     def in_world(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls `fun` in the world of the run, in which its rule holds what it held then."""
@@ -253,17 +270,18 @@ class Run:
         steps, gradients = facts
         # Without a gradient of the first run, nothing can tell for another structure.
         both = lambda: ([None], []) if gradients is None else (gradients, probe(self))  # noqa: E731
-        self.in_world(self._compare, steps, self, both, [*inputs, *tensors])
+        self.in_world(self._compare, steps, self._steps(), self, both, [*inputs, *tensors])
 
     def _compare(
         self,
         first: Sequence[tuple[str, Any]],
+        second: Sequence[tuple[str, Any]],
         other: Any,
         gradients: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
         saved: Sequence[Any] = (),
     ) -> list[Any]:
         backend = self.call.backend
-        found = comparing.difference(first, other._steps(), backend.is_tensor, backend.agreement, saved)
+        found = comparing.difference(first, second, backend.is_tensor, backend.agreement, saved)
         name, conditions = found.name, [*found.conditions]
         if name is None and found.is_unknown:
             ones, others = gradients()

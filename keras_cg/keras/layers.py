@@ -6,8 +6,6 @@ They keep the shape of their input, pass its mask on, work under mixed precision
 from __future__ import annotations
 
 import math
-import numbers
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,6 @@ import keras
 import numpy
 
 from keras_cg import recipes
-from keras_cg.keras import loss_scale as scaling
 from keras_cg.keras import messages
 from keras_cg.keras.base import SameShape, check_is_settable
 from keras_cg.recipes.discrete import levels, surrogate
@@ -23,13 +20,6 @@ from keras_cg.recipes.messages import bad_parameter, not_a_function, not_one_lim
 from keras_cg.recipes.tensors import flag, plain, positive
 
 __all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
-
-
-try:
-    # Keras (3.15) has nothing public that returns the scope in which a layer is called.
-    _stateless_scope = keras.src.backend.get_stateless_scope
-except AttributeError as error:
-    raise messages.keras_lacks("keras.src.backend.get_stateless_scope", keras.__version__) from error
 
 
 class _Scaled(SameShape):
@@ -130,21 +120,18 @@ class GradientClipping(SameShape):
     Unlike `clipnorm` of an optimizer it acts at one place of the network, such as between the steps of a recurrent
     network. Input and output are `float[...]`.
 
-    A loss scale, such as of `keras.optimizers.LossScaleOptimizer` under `mixed_float16`, multiplies the gradient. Then
-    the limit must be multiplied as well. With `loss_scale="dynamic"` the layer finds the factor in each step: it calls
-    `add_loss` with a loss of 0, whose gradient is the factor. The guide "Choose a recipe" has the conditions.
+    A loss scale, as for `mixed_float16`, multiplies the gradient. Then the limit must be multiplied as well, by
+    `loss_scale`. The guide "Choose a recipe" says how to train with a fixed one.
 
     Args:
         value: A positive number: each element of the gradient is limited to `[-value, value]`.
         norm: A positive number: the gradient of the whole batch is scaled down to this Euclidean norm if it is longer.
-        loss_scale: The factor of the loss: `"dynamic"`, or a positive number. None for `"dynamic"` if the layer or
-            Keras's global dtype policy computes in float16, else for 1.
+        loss_scale: The factor of the loss, a positive number; 1.0 for none. You must pass it if the layer or Keras's
+            global dtype policy computes in float16.
 
     Raises:
         TypeError: Not exactly one of `value` and `norm` is passed.
-        ValueError: `value` or `norm` is not a positive number, or `loss_scale` is none of the above.
-        RuntimeError: In the backward pass: the loss scale is `"dynamic"`, and the layer's loss got no gradient. In
-            a compiled step, which has no values to look at, the gradient is NaN then.
+        ValueError: `value`, `norm` or `loss_scale` is not a positive number, or `loss_scale` is missing in float16.
 
     See Also:
         `keras_cg.recipes.clip_gradient`, the function, with formula and source.
@@ -160,7 +147,7 @@ class GradientClipping(SameShape):
         self,
         value: float | None = None,
         norm: float | None = None,
-        loss_scale: float | str | None = None,
+        loss_scale: float | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -169,37 +156,16 @@ class GradientClipping(SameShape):
         self.value = None if value is None else positive(type(self).__name__, "value", plain(value))
         self.norm = None if norm is None else positive(type(self).__name__, "norm", plain(norm))
         is_half = "float16" in (self.compute_dtype, keras.config.dtype_policy().compute_dtype)
-        scale: Any = ("dynamic" if is_half else 1.0) if loss_scale is None else plain(loss_scale)
-        is_number = isinstance(scale, numbers.Real) and 0 < float(scale) < math.inf
-        if not is_number and scale != "dynamic":
-            raise bad_parameter("GradientClipping", "loss_scale", scale, '"dynamic" or a positive number')
-        self.loss_scale: float | str = float(scale) if is_number else scale
-        self._probes: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        if loss_scale is None and is_half:
+            raise messages.missing_loss_scale(self.name)
+        self.loss_scale = positive(type(self).__name__, "loss_scale", 1.0 if loss_scale is None else plain(loss_scale))
 
     def call(self, inputs: Any) -> Any:
-        if self.loss_scale != "dynamic":
-            limits = {"value": self.value, "norm": self.norm}
-            scale = float(self.loss_scale)
-            scaled = {name: limit * scale for name, limit in limits.items() if limit is not None}
-            return recipes.clip_gradient(inputs, **scaled)
-        output, probe = scaling.probed(inputs, self.value, self.norm, self.name)
-        return output if self._add(probe) else scaling.unknown(inputs, self.name)
-
-    def _add(self, probe: Any) -> bool:
-        """Adds a loss of 0 to the model's, and returns whether it is there: `stateless_call` may return no losses."""
-        # Keras on JAX (3.15) forgets the losses of a layer when it is called again in the same step, and the first call
-        # would have no loss scale.
-        scope = _stateless_scope()
-        probes = [] if scope is None else self._probes.setdefault(scope, [])
-        probes.append(probe)
-        present = {id(loss) for loss in self.losses}
-        for each in probes:
-            if id(each) not in present:
-                self.add_loss(each)
-        return id(probe) in {id(loss) for loss in self.losses}
+        limits = {"value": self.value, "norm": self.norm}
+        scaled = {name: limit * self.loss_scale for name, limit in limits.items() if limit is not None}
+        return recipes.clip_gradient(inputs, **scaled)
 
     def get_config(self) -> dict[str, Any]:
-        # The loss scale that was chosen, because a model may be loaded under another dtype policy.
         return {**super().get_config(), "value": self.value, "norm": self.norm, "loss_scale": self.loss_scale}
 
 

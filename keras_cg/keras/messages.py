@@ -62,13 +62,11 @@ weights_are_away = message(
         "set the {0} at the beginning of an epoch.",
     ),
 )
-unknown_loss_scale = message(
-    RuntimeError,
-    "the layer {0} does not know the loss scale, and would clip a gradient that is multiplied by it.",
-    cause="your own training step, which leaves model.losses (by which the layer finds the loss scale) out of the loss,"
-    " or a stateless_call without return_losses=True.",
-    remedy="compute the loss by self.compute_loss, or add sum(model.losses) to it before it is scaled. Where the loss"
-    " scale is fixed, give it to the layer: loss_scale=1.0 if there is none.",
+missing_loss_scale = message(
+    ValueError,
+    "the layer {0} computes in float16, and clips the gradient times the loss scale, which it does not know.",
+    remedy="pass loss_scale=1024.0 to the layer, loss_scale_factor=1024.0 to the optimizer, and auto_scale_loss=False"
+    " to compile. Pass loss_scale=1.0 if nothing scales the loss.",
 )
 
 

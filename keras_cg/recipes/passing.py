@@ -230,7 +230,7 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
         ValueError: The limit is a number that is not positive. In the backward pass: it does not broadcast to `x`.
 
     See Also:
-        `keras_cg.keras.layers.GradientClipping`, the layer, which finds a loss scale itself.
+        `keras_cg.keras.layers.GradientClipping`, the layer, which knows the loss scale.
         `keras_cg.recipes.scale_gradient`, which is linear.
 
     Example:

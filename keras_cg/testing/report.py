@@ -1,4 +1,7 @@
-"""The result of a check: plain data that can be printed, compared and written as JSON."""
+"""The result of a check: plain data that can be printed, compared and written as JSON.
+
+A new check is in `CHECKS` here and in `_chosen` of checks/__init__.py.
+"""
 
 from __future__ import annotations
 

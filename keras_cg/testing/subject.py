@@ -94,10 +94,6 @@ def _owner(value: Any) -> Backend | None:
     return found if found is not None and found.is_tensor(value) else None
 
 
-# The dtype of double precision for each coarser dtype.
-_DOUBLE = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
-
-
 def epsilon(dtypes: Sequence[str]) -> float:
     """Returns the machine epsilon of the coarsest dtype."""
     return max((precision.of(dtype).epsilon for dtype in dtypes), default=precision.of("float64").epsilon)
@@ -144,7 +140,7 @@ class Subject:
         seen: list[Any] = []
         filled(self.template, seen.append)
         self.is_plain = len(seen) == len(slots)
-        self.dtypes = [_DOUBLE.get(dtype, dtype) if double else dtype for dtype in arguments.dtypes]
+        self.dtypes = [*map(precision.double, arguments.dtypes)] if double else list(arguments.dtypes)
 
     def tensors(self, points: Sequence[Array]) -> list[Any]:
         """Returns all tensor arguments, with `points` as the values of the differentiated ones."""

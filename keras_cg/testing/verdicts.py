@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy
 
@@ -22,6 +22,34 @@ OTHER_IN_DOUBLE = (
 )
 
 
+class _Limits:
+    """Tells numbers that differ, or that are too uncertain, in one comparison."""
+
+    def __init__(self, at: Inspection, rows: list[Row], tolerance: float):
+        self.tolerance, self.eps = tolerance, at.eps
+        self.largest = max(map(_largest, (*at.output, *at.upstream, *at.gradient)))
+        sizes = [max(abs(each.expected), each.size) for each in rows if not numpy.isnan(each.expected)]
+        size = max(sizes, default=0.0)
+        self.noise = min(256 * at.eps, tolerance) * max(size, *map(_largest, at.upstream))
+        self.size = size if size > self.noise else 0.0
+        # A function that computes inside in half precision never passes, so only large faults count.
+        self.roughest = max((1.0 if at.grain > INSIDE_ENOUGH else 0.05) * self.size, 1e-5 * self.largest)
+        # In double precision each element is compared by itself; elsewhere the largest element sets the rounding error.
+        self.is_single = at.eps == DOUBLE and tolerance == TOLERANCES[DOUBLE]
+
+    def is_wrong(self, row: Row) -> bool:
+        measure = max(abs(row.expected), row.size) if self.is_single and row.where != ALONG else self.size
+        # `not <=`, because NaN must count as wrong.
+        return not row.difference <= self.tolerance * measure + 4 * row.error + self.noise
+
+    def is_rough(self, row: Row) -> bool:
+        return 4 * row.error > self.roughest
+
+    def is_doubtful(self, row: Row) -> bool:
+        bend = 1e-2 * max(self.size, abs(row.came)) + 1e-4 * self.largest * math.sqrt(self.eps)
+        return self.is_wrong(row) or self.is_rough(row) or row.bend > bend
+
+
 def compare(
     at: Inspection,
     check: str,
@@ -37,69 +65,50 @@ def compare(
     """
     tolerance = tolerance or TOLERANCES[at.eps]
     name = None if number is None else at.arguments.names[number]
-    largest = max(map(_largest, (*at.output, *at.upstream, *at.gradient)))
-    sizes = [max(abs(each.expected), each.size) for each in rows if not numpy.isnan(each.expected)]
-    size = max(sizes, default=0.0)
-    noise = min(256 * at.eps, tolerance) * max(size, *map(_largest, at.upstream))
-    size = size if size > noise else 0.0
-    # A function that computes inside in half precision never passes, so only large faults count.
-    limit = 1.0 if at.grain > INSIDE_ENOUGH else 0.05
-    # In double precision each element is compared by itself; elsewhere the largest element sets the rounding error.
-    is_single = at.eps == DOUBLE and tolerance == TOLERANCES[DOUBLE]
-
-    def is_wrong(row: Row) -> bool:
-        measure = max(abs(row.expected), row.size) if is_single and row.where != ALONG else size
-        # `not <=`, because NaN must count as wrong.
-        return not row.difference <= tolerance * measure + 4 * row.error + noise
-
-    def is_rough(row: Row) -> bool:
-        return 4 * row.error > max(limit * size, 1e-5 * largest)
-
-    def is_bent(row: Row) -> bool:
-        return row.bend > 1e-2 * max(size, abs(row.came)) + 1e-4 * largest * math.sqrt(at.eps)
-
-    found = functools.partial(at.finding, check, argument=name, tolerance=tolerance)
     if not rows:
         return at.finding(check, "undecided", argument=name, reason="it has no elements to compare")
-    doubtful = [each for each in rows if is_wrong(each) or is_rough(each) or is_bent(each)]
-    # Elements come before directions, because an element names a place. `find_break` is slow; one fault is enough.
-    doubtful.sort(key=lambda each: (not is_wrong(each), each.where == ALONG, -each.difference))
-    examined: list[tuple[Row, Break | None]] = []
-    for each in doubtful:
-        # With so much rounding an uncertain number is undecided anyway.
-        is_clear = at.is_noisy and is_rough(each) and not is_wrong(each)
-        examined.append((each, None if find_break is None or is_clear else find_break(each)))
-        if examined[-1][1] is None and is_wrong(each):
-            break
+    found = functools.partial(at.finding, check, argument=name, tolerance=tolerance)
+    limits = _Limits(at, rows, tolerance)
+    examined = list(_examined(at, limits, rows, find_break))
     # At the edge of a domain the expected value is the derivative on one side.
     edges = [(row, broken) for row, broken in examined if broken is not None and broken.is_edge]
     examined = [(row, broken) for row, broken in examined if broken is None or not broken.is_edge]
-    sure = [each for each, broken in examined if broken is None and is_wrong(each)]
+    sure = [each for each, broken in examined if broken is None and limits.is_wrong(each)]
     beside = [row._replace(expected=broken.slope, error=broken.error) for row, broken in edges]
-    off = [each for each in beside if each.difference > 1e-2 * max(abs(each.expected), size)]
+    off = [each for each in beside if each.difference > 1e-2 * max(abs(each.expected), limits.size)]
     if (sure or off or examined) and at.is_other_in_double:
         return found("undecided", reason=OTHER_IN_DOUBLE)
     if sure or off:
         worst = min(sure or off, key=lambda each: (each.where == ALONG, -each.difference))
         alike = [abs(each.expected) for each in rows if (each.where == ALONG) == (worst.where == ALONG)]
-        scale = max((number for number in alike if number > noise), default=0.0) or abs(worst.came)
-        return found(
-            "failed",
-            where=worst.where,
-            came=text(worst.came),
-            expected=text(worst.expected),
-            error=worst.difference / scale,
-            diagnosis=None if sure else EDGE,
-        )
+        scale = max((number for number in alike if number > limits.noise), default=0.0) or abs(worst.came)
+        shown = {"where": worst.where, "came": text(worst.came), "expected": text(worst.expected)}
+        return found("failed", **shown, error=worst.difference / scale, diagnosis=None if sure else EDGE)
     for each, broken in examined:
         if broken is not None and not at.is_noisy:
             what = "the gradient" if check in ORDERS[1:] else "the function"
             reason = f"{what} has no derivative there: {broken.reason}. The rule returns {text(each.came)}"
             return found("undecided", where=each.where, reason=reason, diagnosis=KINK)
-    if any(broken is not None or is_rough(row) for row, broken in examined):
+    if any(broken is not None or limits.is_rough(row) for row, broken in examined):
         return found("undecided", reason=f"{at.precision_inside}{NO_CONVERGENCE}")
     left = [each for each in rows if not any(each is row for row, _ in edges)] + beside
-    return found("passed", error=max(each.difference for each in left) / (size or largest or 1.0))
+    return found("passed", error=max(each.difference for each in left) / (limits.size or limits.largest or 1.0))
+
+
+def _examined(
+    at: Inspection, limits: _Limits, rows: list[Row], find_break: Callable[[Row], Break | None] | None
+) -> Iterator[tuple[Row, Break | None]]:
+    """Yields the doubtful numbers up to the first fault, each with the reason why it has no derivative, or None."""
+    # Elements come before directions, because an element names a place. `find_break` is slow; one fault is enough.
+    order = lambda each: (not limits.is_wrong(each), each.where == ALONG, -each.difference)  # noqa: E731
+    for each in sorted(filter(limits.is_doubtful, rows), key=order):
+        is_wrong = limits.is_wrong(each)
+        # With so much rounding an uncertain number is undecided anyway.
+        is_clear = at.is_noisy and limits.is_rough(each) and not is_wrong
+        broken = None if find_break is None or is_clear else find_break(each)
+        yield each, broken
+        if broken is None and is_wrong:
+            return
 
 
 def _largest(array: Array) -> float:

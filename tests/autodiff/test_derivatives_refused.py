@@ -223,9 +223,6 @@ def test_jax_functions_with_a_rule_of_their_own_have_no_forward_mode(jax):
     match = r"^forward mode is not possible: jvp\(.*theirs\) calls a jax\.custom_vjp, which has none\."
     with pytest.raises(ValueError, match=match) as caught:
         jvp(theirs, (X,), (Y,))
-    text = str(caught.value)
-    assert "usual cause: a function of another library, whose gradient is a jax.custom_vjp's." in text
-    assert "remedy: differentiate in reverse mode, or give it a rule with keras_cg.custom_gradient." in text
     assert isinstance(caught.value.__cause__, TypeError)
 
 

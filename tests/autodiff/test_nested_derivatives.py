@@ -128,6 +128,35 @@ def test_inside_torch_compile(torch):
         compiled(grad(cube))(x.detach())
 
 
+# Dynamo (2.13) looks at `grad` of each tensor.
+NO_LEAF = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@NO_LEAF
+@pytest.mark.only("torch")
+@pytest.mark.limit
+@pytest.mark.parametrize("outer", ["grad", "jacobian"])
+def test_where_torch_compile_gives_up(torch, outer):
+    """It leaves the derivatives to Python then; compiled by itself, `cube` would have a second derivative of 0."""
+    derivative, order = DERIVATIVES[outer]
+    torch.compiler.reset()
+    compiled = torch.compile(derivative(grad(cube)), backend="aot_eager")
+    for requires_grad in (False, True):
+        x = torch.tensor(3.0, requires_grad=requires_grad)
+        assert float(compiled(x).detach()) == CUBE[order + 1](3.0)
+
+
+@NO_LEAF
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_a_pullback_where_torch_compile_gives_up(torch):
+    """The rule runs in the pullback, and its own second derivative is asked for."""
+    squared = custom_gradient(lambda x: (x, lambda upstream: upstream * cube(x)))
+    torch.compiler.reset()
+    compiled = torch.compile(grad(grad(grad(squared))), backend="aot_eager")
+    assert float(compiled(torch.tensor(3.0))) == CUBE[2](3.0)
+
+
 @pytest.mark.only("jax")
 def test_jax_transforms(jax):
     close(jax.vmap(lambda x, v: jvp(cube, (x,), (v,))[1])(X, V), 5 * X**2 * V)

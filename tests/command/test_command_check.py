@@ -36,17 +36,26 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (["planted.py:zzz"], ["planted.py has no 'zzz'; it has: power, doubled"]),
         (["planted.py:scale"], ["planted.py:scale is a function, not a function with a custom gradient; decorate it"]),
         (["planted.py:swapped"], ["needs 2 more arguments: add --arg x=... --arg y=..., or set swapped.example_args"]),
-        (["planted.py:Scale.method", "--arg", "x=normal:3"], ["is a method of a class; name the method of an object"]),
+        (
+            ["planted.py:Scale.method", "--arg", "x=rng.normal(size=3)"],
+            ["is a method of a class; name the method of an object"],
+        ),
         (["planted.py:power", "--arg", "z=3"], ["power has no argument 'z'; its arguments are: x, n"]),
-        (["planted.py:power", "--arg", "x=normal:a"], ["argument x=normal:a: 'a' is not a SHAPE", "The forms are:"]),
-        (["planted.py:power", "--arg", "x"], ["--arg x: expected NAME=SPEC, such as x=normal:4,3 or n=3"]),
+        (
+            ["planted.py:power", "--arg", "x=a"],
+            ["argument x=a: NameError: name 'a' is not", "expected a Python expression"],
+        ),
+        (["planted.py:power", "--arg", "x"], ["--arg x: expected NAME=EXPRESSION, such as"]),
         (["planted.py:power", "--arg", "n=1", "--arg", "n=2"], ["--arg n: appears twice"]),
-        (["planted.py:doubled", "--arg", "x=3"], ["x=3 is static; pass x=3:float32 or x=normal:4,3"]),
+        (["planted.py:doubled", "--arg", "x=3"], ["x=3 is static; pass x=np.float32(3) or x=rng.normal(size=(4, 3))"]),
         (["planted.py", "--arg", "x=3"], ["--arg is for one function: name it, as in planted.py:FUNCTION"]),
         (["planted.py", "--expected", "scale"], ["--expected is for one function"]),
         (["planted.py", "--value", "scale"], ["--value is for one function"]),
         (["no_hints.py"], ["no function of no_hints.py has example_args", "no_hints.py:silent with --arg"]),
-        (["no_hints.py:silent", "--arg", "x=normal:3", "--expected", "number"], ["--expected number is an int; name"]),
+        (
+            ["no_hints.py:silent", "--arg", "x=rng.normal(size=3)", "--expected", "number"],
+            ["--expected number is an int; name"],
+        ),
         (["bad_hints.py:too_many"], ["too_many.example_args has 2 values for 1 positional parameters"]),
         (["bad_hints.py:numbered"], ["numbered.example_args has keys that are not names"]),
         (["bad_hints.py:a_number"], ["a_number.example_args is an int; expected a dict such as"]),
@@ -68,9 +77,12 @@ def test_what_cannot_be_checked_is_told_in_one_line(run, words, parts):
 def test_no_command_and_the_version(run):
     done = run()
     assert done.returncode == 0 and done.stderr == "" and done.stdout == run("--help").stdout
-    assert "examples:\n  keras-cg info\n  keras-cg check rules.py:softplus --arg x=normal:4,3\n" in done.stdout
+    assert (
+        "examples:\n  keras-cg info\n  keras-cg check rules.py:softplus --arg 'x=rng.normal(size=(4, 3))'\n"
+        in done.stdout
+    )
     assert run("--version").stdout == f"keras-cg {keras_cg.__version__}\n"
-    assert "normal:SHAPE" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
+    assert "NAME=EXPRESSION" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -79,7 +91,7 @@ def test_no_command_and_the_version(run):
         ("rich", ["info"]),
         ("rich", ["check", "planted.py:power", "--backends", "numpy"]),
         ("scipy", ["check", "planted.py:power", "--backends", "numpy"]),
-        ("matplotlib", ["plot", "plots.py:cube", "--arg", "x=linspace:0,1,9", "-o", "cube.png"]),
+        ("matplotlib", ["plot", "plots.py:cube", "--arg", "x=np.linspace(0, 1, 9)", "-o", "cube.png"]),
     ],
 )
 def test_a_missing_extra_is_named_and_json_needs_no_rich(module, words, tmp_path):
@@ -135,7 +147,7 @@ def test_the_row_of_the_export(run, monkeypatch, program, cell):
 
 @pytest.mark.side_by_side
 def test_a_wrong_gradient_fails_on_every_backend_and_is_told_once(run, backends):
-    done = run("check", "planted.py:doubled", "--arg", "x=normal:4,3", "--backends", ",".join(backends))
+    done = run("check", "planted.py:doubled", "--arg", "x=rng.normal(size=(4, 3))", "--backends", ",".join(backends))
     assert done.returncode == 1
     assert done.stdout.count(f"✗ first order of x on {', '.join(backends)}\n") == 1
     assert done.stdout.count("diagnosis: a factor of 2\n") == 1
@@ -164,7 +176,7 @@ def test_an_output_that_is_wrong(check, tmp_path):
     source = "import keras_cg\nright, wrong = (lambda x: 3.0 * x), (lambda x: 3.5 * x)\n"
     source += "@keras_cg.custom_gradient\ndef f(x):\n    return 3 * x, lambda upstream: 3 * upstream\n"
     (tmp_path / "valued.py").write_text(source)
-    given = (f"{tmp_path}/valued.py:f", "--arg", "x=normal:3")
+    given = (f"{tmp_path}/valued.py:f", "--arg", "x=rng.normal(size=3)")
     assert check(*given, "--value", "right").returncode == 0
     done = check(*given, "--value", "wrong")
     assert done.returncode == 1 and "✗ value" in done.stdout
@@ -231,7 +243,9 @@ def under_no_convention(x):
 @pytest.fixture
 def raising(run, tmp_path):
     (tmp_path / "raising.py").write_text(RAISING)
-    return lambda name, *words: run("check", f"{tmp_path}/raising.py:{name}", "--arg", "x=normal:3,4", *words)
+    return lambda name, *words: run(
+        "check", f"{tmp_path}/raising.py:{name}", "--arg", "x=rng.normal(size=(3, 4))", *words
+    )
 
 
 @pytest.mark.side_by_side
@@ -251,8 +265,8 @@ def test_an_exception_is_shown_once_with_its_line(raising, backends):
 
 
 def test_an_error_of_ours_is_shown_with_its_remedy(raising):
-    done = raising("of_a_wrong_shape", "--arg", "w=normal:4", "--backends", "numpy")
-    assert "expected: float32[4]; remedy: " in done.stdout and "the rule is at raising.py:" in done.stdout
+    done = raising("of_a_wrong_shape", "--arg", "w=rng.normal(size=4)", "--backends", "numpy")
+    assert "expected: float64[4]; remedy: " in done.stdout and "the rule is at raising.py:" in done.stdout
     done = raising("under_no_convention", "--backends", "numpy")
     assert "expected one of: grad(upstream), grad(dy1, dy2, ...), grad(*dys), grad(*args, upstream), " in done.stdout
 
@@ -263,11 +277,11 @@ def test_the_hook_is_a_command_that_runs(run):
     name, *words = entry.split()
     assert name == "keras-cg" and {"--fast", "--strict"} <= {*words}
     assert run(*words, "planted.py:power", "--backends", "numpy").returncode == 0
-    assert run(*words, "planted.py:doubled", "--arg", "x=normal:3", "--backends", "numpy").returncode == 1
+    assert run(*words, "planted.py:doubled", "--arg", "x=rng.normal(size=3)", "--backends", "numpy").returncode == 1
 
 
 def test_undecided_is_not_passed(check):
-    done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2")
+    done = check("planted.py:kinked", "--arg", "x=np.linspace(-1, 1, 3)", "--order", "2")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "? undecided: kinked" and "a kink at the test point" in done.stdout
 
@@ -280,7 +294,7 @@ def test_targets_of_every_kind(check, tmp_path):
     (tmp_path / "json.py").write_text(source + "    return factor * x, lambda g: factor * g\n")
     # The command line comes before a hint that does not parse.
     for target in (*targets, f"{tmp_path}/json.py:f", "bad_hints.py:misspelt"):
-        done = check(target, "--arg", "x=normal:3")
+        done = check(target, "--arg", "x=rng.normal(size=3)")
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -290,7 +304,7 @@ def test_a_target_that_changes_the_directory(check, tmp_path, monkeypatch):
     (tmp_path / "other.py").write_text("def meant(x):\n    return 2 * x\n")
     np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
     monkeypatch.chdir(tmp_path)
-    done = check("moves.py:f", "--arg", "x=@x.npy", "--expected", "other.py:meant")
+    done = check("moves.py:f", "--arg", "x=np.load('x.npy')", "--expected", "other.py:meant")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -306,8 +320,8 @@ def test_a_whole_module(check):
 
 @pytest.mark.side_by_side
 def test_json_is_all_there_is_on_the_standard_output(run, backends):
-    done = run("check", "planted.py:swapped", "--arg", "x=normal:3", "--arg", "y=normal:3", "--json", "--order", "1",
-               "--no-compiled", "--backends", ",".join(backends))  # fmt: skip
+    done = run("check", "planted.py:swapped", "--arg", "x=rng.normal(size=3)", "--arg", "y=rng.normal(size=3)",
+               "--json", "--order", "1", "--no-compiled", "--backends", ",".join(backends))  # fmt: skip
     found = report(done)
     assert done.returncode == 1 and found["function"] == "swapped" and found["status"] == "failed"
     wrong = [each for each in found["findings"] if each["check"] == "first order"]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.only("numpy")
 
 
 def test_a_terminal_shows_how_far_it_is():
-    command = [sys.executable, "-m", "keras_cg", "check", "unruly.py:slow", "--arg", "x=normal:3", *QUICK]
+    command = [sys.executable, "-m", "keras_cg", "check", "unruly.py:slow", "--arg", "x=rng.normal(size=3)", *QUICK]
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(TARGETS)
@@ -138,7 +138,9 @@ def test_info_leaves_nothing_out_on_a_narrow_terminal(monkeypatch, capsys, colum
 
 
 def test_a_terminal_without_unicode():
-    done = start_check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2", PYTHONIOENCODING="ascii")
+    done = start_check(
+        "planted.py:kinked", "--arg", "x=np.linspace(-1, 1, 3)", "--order", "2", PYTHONIOENCODING="ascii"
+    )
     assert done.returncode == 1 and "ok" in done.stdout and done.stdout.isascii()
     assert done.stdout.splitlines()[-1] == "? undecided: kinked"
 

@@ -10,7 +10,7 @@ from keras_cg.command import curves, messages, plot, targets
 from keras_cg.command.curves import Curves
 
 
-def drawn(name, spec="linspace:-3,3,61", expected=None, **given):
+def drawn(name, spec="np.linspace(-3, 3, 61)", expected=None, **given):
     """The curves of a function of plots.py on the active backend."""
     (target,) = targets.find(str(TARGETS / f"plots.py:{name}"), {"x": spec, **given}, expected, 0)
     return curves.curves(target)
@@ -18,7 +18,7 @@ def drawn(name, spec="linspace:-3,3,61", expected=None, **given):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_the_curves_are_the_function_and_its_derivatives(backend, dtype):
-    found = drawn("cube", f"linspace:-3,3,61:{dtype}", n="3")
+    found = drawn("cube", f"np.linspace(-3, 3, 61).astype('{dtype}')", n="3")
     x = np.linspace(-3, 3, 61).astype(dtype).astype(float)
     close = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-8}[dtype]
     np.testing.assert_array_equal(found.x, x)
@@ -37,10 +37,10 @@ def test_the_curves_part_where_the_rule_is_wrong(backend):
 
 
 def test_nothing_is_expected_at_a_kink_or_a_jump(backend):
-    found = drawn("relu", "linspace:-1,1,5")
+    found = drawn("relu", "np.linspace(-1, 1, 5)")
     np.testing.assert_allclose(found.expected, [0, 0, math.nan, 1, 1], atol=1e-9)
     assert not found.differs.any()
-    found = drawn("rounded", "linspace:-1,1,5")
+    found = drawn("rounded", "np.linspace(-1, 1, 5)")
     np.testing.assert_allclose(found.expected, [0, math.nan, 0, math.nan, 0], atol=1e-9)
     np.testing.assert_array_equal(found.differs, [True, False, True, False, True])
 
@@ -52,7 +52,7 @@ def test_what_is_expected_may_be_a_function_or_a_rule(backend):
         assert not found.differs.any()
     # A function of one dtype is drawn in it.
     if backend == "numpy":
-        found = drawn("single_only")
+        found = drawn("single_only", "np.float32(np.linspace(-3, 3, 61))")
         np.testing.assert_allclose(found.expected, 2 * found.x, 1e-2, 1e-2)
         assert not found.differs.any()
 
@@ -61,12 +61,16 @@ def test_what_is_expected_may_be_a_function_or_a_rule(backend):
 @pytest.mark.parametrize(
     ("name", "spec", "problem"),
     [
-        ("softmax", "linspace:0,1,9", "softmax is not one: numbers of x change the output at others"),
-        ("total", "linspace:0,1,9", "total is not one: from the shape (9,) it makes ()"),
-        ("several", "linspace:0,1,9", "several is not one: its output is a tuple"),
-        ("counts", "linspace:0,1,9", "counts is not one: its output is of int64"),
-        ("cube", "normal:4,3", "exactly one argument of cube with increasing numbers (one axis, 3 or more), and none"),
-        ("cube", "linspace:1,0,9", "pass one as --arg x=linspace:-5,5,400"),
+        ("softmax", "np.linspace(0, 1, 9)", "softmax is not one: numbers of x change the output at others"),
+        ("total", "np.linspace(0, 1, 9)", "total is not one: from the shape (9,) it makes ()"),
+        ("several", "np.linspace(0, 1, 9)", "several is not one: its output is a tuple"),
+        ("counts", "np.linspace(0, 1, 9)", "counts is not one: its output is of int64"),
+        (
+            "cube",
+            "rng.normal(size=(4, 3))",
+            "exactly one argument of cube with increasing numbers (one axis, 3 or more), and none",
+        ),
+        ("cube", "np.linspace(1, 0, 9)", "pass one as --arg 'x=np.linspace(-5, 5, 400)'"),
     ],
 )
 def test_a_function_without_a_curve_is_refused(backend, name, spec, problem):
@@ -98,7 +102,7 @@ def test_the_parts_are_named():
 def test_plot_writes_an_image_of_every_backend(run, backends, tmp_path):
     from matplotlib.image import imread
 
-    words = ("plot", "plots.py:half_right", "--arg", "x=linspace:-3,3,200", "--backends", ",".join(backends))
+    words = ("plot", "plots.py:half_right", "--arg", "x=np.linspace(-3, 3, 200)", "--backends", ",".join(backends))
     pixels = {}
     for look, called in (("light", start), ("dark", run)):
         path = tmp_path / f"{look}.png"
@@ -125,7 +129,7 @@ def test_plot_writes_an_image_of_every_backend(run, backends, tmp_path):
     ],
 )
 def test_what_cannot_be_drawn_is_told_in_one_line(run, words, parts):
-    given = ["--arg", "x=linspace:0,1,9"] if ":" in words[0][:-1] else []
+    given = ["--arg", "x=np.linspace(0, 1, 9)"] if ":" in words[0][:-1] else []
     refused(run("plot", *words, *given, "--backends", "numpy"), *parts)
 
 
@@ -133,7 +137,7 @@ def test_what_cannot_be_drawn_is_told_in_one_line(run, words, parts):
 def test_plot_draws_what_it_can(run, backends, tmp_path):
     others = [name for name in backends if name != "numpy"]
     path = tmp_path / "f.png"
-    words = ("--arg", "x=linspace:0,1,9", "--backends", ",".join(["numpy", *others]), "-o", path)
+    words = ("--arg", "x=np.linspace(0, 1, 9)", "--backends", ",".join(["numpy", *others]), "-o", path)
     done = run("plot", "plots.py:only_numpy", *words)
     assert done.returncode == (1 if others else 0) and path.read_bytes().startswith(PNG)
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == others

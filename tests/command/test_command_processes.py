@@ -27,7 +27,7 @@ pytestmark = pytest.mark.only("numpy")
     ],
 )
 def test_a_process_that_ends_is_told_in_one_line(name, told):
-    done = start_check(f"unruly.py:{name}", "--arg", "x=normal:3")
+    done = start_check(f"unruly.py:{name}", "--arg", "x=rng.normal(size=3)")
     assert done.returncode == 1 and done.stderr == ""
     assert sum(told in line for line in done.stdout.splitlines()) == 1, done.stdout
 
@@ -51,17 +51,19 @@ def f(x):
     (tmp_path / "raises.py").write_text(source)
     name = f"raises.{kind}" if kind == "Unspeakable" else kind
     if kind != "Unspeakable":  # the checker tells an exception as its message has it
-        done = check(f"{tmp_path}/raises.py:f", "--arg", "x=normal:3")
+        done = check(f"{tmp_path}/raises.py:f", "--arg", "x=rng.normal(size=3)")
         assert done.returncode == 1 and f"✗ numpy: {name} (raises.py:" in done.stdout, done.stdout
     (tmp_path / "raises.py").write_text(source + "\nraising()\n")
-    refused(check(f"{tmp_path}/raises.py:f", "--arg", "x=normal:3"), f"cannot be imported: {name} (raises.py:9)")
+    refused(
+        check(f"{tmp_path}/raises.py:f", "--arg", "x=rng.normal(size=3)"), f"cannot be imported: {name} (raises.py:9)"
+    )
 
 
 @pytest.mark.side_by_side
 def test_the_other_backends_go_on(backends):
     others = [name for name in backends if name != "numpy"]
     names = ",".join(["numpy", *others])
-    words = ("unruly.py:crashes_on_numpy", "--arg", "x=normal:3", "--order", "1", "--no-compiled", "--json")
+    words = ("unruly.py:crashes_on_numpy", "--arg", "x=rng.normal(size=3)", "--order", "1", "--no-compiled", "--json")
     done = start("check", *words, "--backends", names)
     (problem,) = json.loads(done.stdout)["problems"]
     assert done.returncode == 1 and problem["backend"] == "numpy" and problem["function"] == "crashes_on_numpy"
@@ -84,7 +86,7 @@ def test_the_functions_after_one_that_kills_its_process():
 
 def test_what_a_module_prints_is_not_in_the_report():
     for name in ("talks", "reads"):
-        done = start_check(f"unruly.py:{name}", "--arg", "x=normal:3", "--json")
+        done = start_check(f"unruly.py:{name}", "--arg", "x=rng.normal(size=3)", "--json")
         assert done.returncode == 0 and report(done)["status"] == "passed"
         assert "printed" not in done.stdout + done.stderr
 
@@ -149,7 +151,7 @@ def assert_ends(*pids):
 
 def test_what_a_target_leaves_behind_is_ended_and_what_escapes_is_not_waited_for(deserter):
     target, ids = deserter
-    done = start_check(target, "--arg", "x=normal:3", "--timeout", "3")
+    done = start_check(target, "--arg", "x=rng.normal(size=3)", "--timeout", "3")
     told = "✗ numpy: not done after 3 s while checking 'value' of f, in deserter.py:"
     assert done.returncode == 1 and told in done.stdout and "a larger --timeout" in done.stdout
     assert done.stderr == "" and is_running(ids()["escaped"])
@@ -159,7 +161,7 @@ def test_what_a_target_leaves_behind_is_ended_and_what_escapes_is_not_waited_for
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_command(number, deserter):
     target, ids = deserter
-    command = [sys.executable, "-m", "keras_cg", "check", target, "--arg", "x=normal:3", *QUICK]
+    command = [sys.executable, "-m", "keras_cg", "check", target, "--arg", "x=rng.normal(size=3)", *QUICK]
     # What a shell starts in the background ignores the signal, and so would all that is started from there.
     process = subprocess.Popen(
         command,
@@ -194,7 +196,7 @@ def wrong(x):
     time.sleep(waits.pop() if waits else 0)
     return x, lambda upstream: 7 * upstream
 
-right.example_args = wrong.example_args = {"x": "normal:3"}
+right.example_args = wrong.example_args = {"x": "rng.normal(size=3)"}
 """
     (tmp_path / "forks.py").write_text(source)
     done = start_check(f"{tmp_path}/forks.py", "--json")

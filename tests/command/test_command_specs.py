@@ -1,4 +1,4 @@
-"""The arguments of a function on the command line: each spec makes what it says, or one line says what is wrong."""
+"""The arguments of a function on the command line: what each expression makes, and what is said where it raises."""
 
 import numpy as np
 import pytest
@@ -9,89 +9,68 @@ from keras_cg.command import messages, specs, targets
 pytestmark = pytest.mark.only("numpy")
 
 
-def made(spec, seed=0):
-    return specs.parse("x", spec)(np.random.default_rng(seed))
+@pytest.fixture(autouse=True)
+def forget():
+    specs.old.clear()
+    yield
+    specs.old.clear()
+
+
+def test_an_expression_has_numpy_and_a_generator_of_its_argument():
+    random = np.random.default_rng([1, *b"x"])
+    made = specs.evaluate("x", "[rng.normal(size=(4, 3)), np.float32(0.5), np.linspace(0, 1, 3), 'a:b']", 1)
+    np.testing.assert_array_equal(made[0], random.normal(size=(4, 3)))
+    assert made[1].dtype == "float32" and made[2].tolist() == [0, 0.5, 1] and made[3] == "a:b"
+    assert specs.evaluate("y", "rng.normal()", 1) != specs.evaluate("x", "rng.normal()", 1)
+    assert specs.old == {}
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape", "dtype"),
+    ("spec", "expression"),
     [
-        ("normal:4,3", (4, 3), "float32"),
-        ("normal:", (), "float32"),
-        ("normal:0,3", (0, 3), "float32"),
-        ("normal:5:float64", (5,), "float64"),
-        ("normal:3:complex64", (3,), "complex64"),
-        ("uniform:-2,-1:7", (7,), "float32"),
-        ("uniform:0,9:3:int32", (3,), "int32"),
-        ("linspace:-5,5,11", (11,), "float32"),
-        ("0.5:float32", (), "float32"),
+        ("normal:4,3", "rng.normal(size=[4,3]).astype('float32')"),
+        ("normal:()", "rng.normal(size=[]).astype('float32')"),
+        ("normal:5:float64", "rng.normal(size=[5]).astype('float64')"),
+        ("uniform:-2,-1:7", "rng.uniform(-2,-1, size=[7]).astype('float32')"),
+        ("linspace:-5,5,11:float16", "np.linspace(-5,5,11).astype('float16')"),
+        ("0.5:float32", "np.asarray(0.5).astype('float32')"),
+        ("@x.npy", "np.load('x.npy')"),
     ],
 )
-def test_a_spec_makes_an_array(spec, shape, dtype):
-    array = made(spec)
-    assert isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
-
-
-def test_a_spec_makes_the_numbers_that_it_says():
-    np.testing.assert_array_equal(made("linspace:-1,1,5:float64"), [-1, -0.5, 0, 0.5, 1])
-    assert (made("uniform:-2,-1:1000") >= -2).all() and (made("uniform:-2,-1:1000") <= -1).all()
-    assert set(made("uniform:-3,0:1000:int64")) == {-3, -2, -1}
-    normal = made("normal:100000:float64")
-    assert abs(normal.mean()) < 0.02 and abs(normal.std() - 1) < 0.02
-    assert abs(made("normal:100000:complex128").imag.std() - 1) < 0.02
-    np.testing.assert_array_equal(made("normal:3", 1), made("normal:3", 1))
-    assert (made("normal:3", 1) != made("normal:3", 2)).all()
+def test_a_spec_of_the_last_release_is_an_expression(spec, expression, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.arange(3.0))
+    np.testing.assert_array_equal(specs.evaluate("x", spec, 0), specs.evaluate("x", expression, 0))
+    assert specs.old == {f"x={spec}": f"x={expression}"}
 
 
 @pytest.mark.parametrize(
-    "text", ["3", "0.5", "'mean'", "[1, 2]", "(1, 2)", "None", "True", "{'w': 1.5}", "-1e3", "'a:b'"]
-)
-def test_a_literal_stays_what_it_is(text):
-    value = made(text)
-    assert repr(value) == repr(eval(text))
-
-
-def test_a_file_keeps_its_dtype_and_must_be_one_array_of_numbers(tmp_path):
-    np.save(tmp_path / "x.npy", np.arange(3.0))
-    assert made(f"@{tmp_path}/x.npy").dtype == "float64"
-    assert made(f"@{tmp_path}/x.npy:float32").dtype == "float32"
-    np.testing.assert_array_equal(made(f"@{tmp_path}/x.npy"), [0, 1, 2])
-    np.save(tmp_path / "text.npy", np.array(["a"]))
-    np.savez(tmp_path / "several.npz", a=np.zeros(1))
-    for name in ("text.npy", "several.npz"):
-        with pytest.raises(messages.UsageError, match="does not hold one array of numbers"):
-            specs.parse("x", f"@{tmp_path}/{name}")
-
-
-@pytest.mark.parametrize(
-    ("spec", "problem"),
+    ("text", "problem"),
     [
-        ("normal:a", "'a' is not a SHAPE such as 4,3"),
-        ("normal:4:float23", "unknown dtype 'float23'; use one of float16, float32"),
-        ("normal:4:int32", "int32 is not possible here; use one of float16"),
-        ("normal:4:bfloat16", "has no bfloat16; use float16, or cast inside the function"),
-        ("uniform:0,1", "expected uniform:LO,HI:SHAPE"),
-        ("uniform:1,0:3", "LO must be below HI, and 1 is not below 0"),
-        ("linspace:0,1", "'0,1' is not LO,HI,N, with finite numbers"),
-        ("linspace:0,1,2.5", "N must be a whole number above 0, and is 2.5"),
-        ("mean", "'mean' is not a valid spec; a string needs quotes: '\"mean\"'"),
-        ("", "'' is not a valid spec"),
-        ("'a':float32", "'a' cannot be converted to an array of float32"),
-        ("@absent.npy", "there is no file 'absent.npy'"),
-        ("@planted.py", "'planted.py' cannot be read as .npy"),
+        ("mean", "NameError: name 'mean' is not defined; a string needs quotes: '\"mean\"'"),
+        ("", "SyntaxError: invalid syntax"),
+        ("normal:4:int32", "SyntaxError: invalid syntax"),
+        ("np.load('absent.npy')", "FileNotFoundError: [Errno 2] No such file or directory: 'absent.npy'"),
     ],
 )
-def test_a_spec_that_does_not_parse(spec, problem, monkeypatch):
-    monkeypatch.chdir(TARGETS)
+def test_an_expression_that_raises(text, problem):
     with pytest.raises(messages.UsageError) as caught:
-        specs.parse("x", spec)
-    message = str(caught.value)
-    assert message.startswith(f"argument x={spec}: ") and problem in message and "\n" not in message
-    forms = "normal:SHAPE, uniform:LO,HI:SHAPE, linspace:LO,HI,N, a Python literal, @FILE.npy; also with :DTYPE"
-    assert message.endswith(f". The forms are: {forms}")
+        specs.evaluate("x", text, 0)
+    expected = "expected a Python expression with `np` and `rng`, such as rng.normal(size=(4, 3))"
+    assert str(caught.value).startswith(f"argument x={text}: {problem}") and str(caught.value).endswith(expected)
 
 
 def test_arguments_by_keyword():
-    weights = ("--arg", "x=normal:3", "--arg", "weights={'w': 2.0}", "--arg", 'mode="sum"', "--arg", "scale=0.5")
-    (found,) = targets.find(str(TARGETS / "planted.py:keywords"), specs.named(weights[1::2]), None, 0)
+    given = specs.named(["x=rng.normal(size=3)", "weights={'w': 2.0}", 'mode="sum"', "scale=0.5"])
+    (found,) = targets.find(str(TARGETS / "planted.py:keywords"), given, None, 0)
     assert found.kwargs == {"weights": {"w": 2.0}, "mode": "sum", "scale": 0.5} and found.args[0].shape == (3,)
+
+
+def test_an_old_spec_is_told_with_its_expression(run, tmp_path):
+    source = "import keras_cg\n@keras_cg.custom_gradient\ndef f(x, y):\n    return x + 0 * y, lambda g: (g, 0 * y)\n"
+    (tmp_path / "hinted.py").write_text(source + "f.example_args = {'x': 'normal:2'}\n")
+    done = run("check", f"{tmp_path}/hinted.py:f", "--arg", "y=0.5:float32", "--backends", "numpy", "--fast")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = "is deprecated, and raises from 0.5 on; write"
+    assert f"keras-cg: y=0.5:float32 {said} y=np.asarray(0.5).astype('float32')\n" in done.stderr
+    assert f"keras-cg: x=normal:2 {said} x=rng.normal(size=[2]).astype('float32')\n" in done.stderr

@@ -4,6 +4,7 @@ import functools
 import html
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -88,11 +89,12 @@ def test_the_wrapped_function_passes(backend):
 @pytest.mark.only("numpy")
 def test_the_plot_is_drawn_by_the_command_of_the_page(backend, tmp_path):
     command = next(line for line in PAGE.read_text().splitlines() if line.startswith("keras-cg plot docs"))
-    arguments = command.replace("docs/softplus.png", str(tmp_path / "softplus.png")).split()[1:]
+    arguments = shlex.split(command.replace("docs/softplus.png", str(tmp_path / "softplus.png")))[1:]
     found = run(*arguments, "--backends=numpy")
     assert (found.returncode, (tmp_path / "softplus.png").stat().st_size > 10_000) == (0, True)
 
 
+@pytest.mark.thorough
 @pytest.mark.only("numpy")
 def test_the_recipes_are_drawn(backend, tmp_path):
     subprocess.run([sys.executable, "docs/recipes.py", str(tmp_path)], cwd=ROOT, check=True)

@@ -1,4 +1,8 @@
-"""docs/errors.md has a section for each message of the package, under the words that the message begins with."""
+"""docs/errors.md has a section for each message of the package, under the words that the message begins with.
+
+messages.txt has the whole text of each; other tests look for a few words and for what is filled in. Read what changed
+there after `python tests/docs/test_errors_page.py` has written it again.
+"""
 
 import inspect
 import pathlib
@@ -9,7 +13,7 @@ import programs
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "errors.md"
+PAGE, TEXTS = ROOT / "docs" / "errors.md", pathlib.Path(__file__).with_name("messages.txt")
 FOLDERS = ("frontend", "bridge", "engine", "autodiff", "namespaces", "recipes", "keras")
 MODULES = [f"keras_cg.{folder}.messages" for folder in FOLDERS]
 # Functions that return a note, which is added to an error of the framework or of the user's function.
@@ -66,6 +70,14 @@ def is_begin(heading, message):
     return re.match(pattern, message) is not None
 
 
+def texts():
+    return "\n\n".join(f"{name.removeprefix('keras_cg.')}\n{text}" for name, text in MESSAGES.items()) + "\n"
+
+
+def test_the_texts():
+    assert texts() == TEXTS.read_text(encoding="utf-8")
+
+
 def test_all_messages_are_found():
     assert len(MESSAGES) > 80
     assert {name.rpartition(".")[0] for name in MESSAGES} == set(MODULES)
@@ -87,3 +99,7 @@ def test_every_section_has_cause_and_fix():
     assert len(sections) == len(HEADINGS)
     for section in sections:
         assert "\n**Cause:** " in section and "\n**Fix:** " in section, section
+
+
+if __name__ == "__main__":
+    TEXTS.write_text(texts(), encoding="utf-8")

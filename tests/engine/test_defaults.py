@@ -22,7 +22,8 @@ def test_the_table_is_that_of_the_dtypes(dtype):
     assert known.epsilon == float(info.eps)
     assert known.smallest == float(info.tiny)
     assert 2.0**known.reach < float(info.max) ** 0.98 and 2.0**-known.reach >= float(info.tiny)
-    assert known.epsilon < known.repeated < known.linear <= 0.1
+    assert known.epsilon < known.repeated < precision.of_linear([dtype])[0] <= 0.1
+    assert precision.of_linear([dtype])[1] == 8 * known.smallest
 
 
 def test_the_precision_of_other_dtypes():
@@ -32,7 +33,9 @@ def test_the_precision_of_other_dtypes():
     assert precision.of("complex128") == precision.of("float64") == precision.of("int32")
     half = precision.of("bfloat16")
     assert (half.epsilon, half.smallest) == (2.0**-7, 2.0**-126)
-    assert (half.reach, half.repeated, half.linear) == (40, 0.05, 0.1)
+    assert (half.reach, half.repeated) == (40, 0.05)
+    assert precision.of_linear(["bfloat16"]) == (0.1, 8 * half.smallest)
+    assert precision.of_linear(["float64", "complex64"]) == precision.of_linear(["float32"])
 
 
 @pytest.fixture

@@ -125,4 +125,8 @@ def test_a_transpose():
     weights = np.where(np.arange(1000) % 2, 1, -1) / (along * across)
     push = lambda given: [weights * given[0] + 1e-7 * along / np.sum(along**2)]
     assert is_transpose(lambda given: [weights * given[0]], push, np.ones(1000), np.ones(1000)) == [True]
-    assert is_transpose(lambda given: [1j * given[0]], forth, ones("complex64"), X) == []
+    # Of complex numbers with the real part of the inner product, as gradients are here.
+    turned, real = (lambda given: [1j * given[0]]), lambda given: [given[0].imag]
+    assert is_transpose(turned, lambda given: [-1j * given[0]], ones("complex64"), ones("complex64")) == [True]
+    assert is_transpose(turned, turned, ones("complex64"), ones("complex64")) == [False]
+    assert is_transpose(lambda given: [1j * given[0]], real, X, ones("complex128")) == [True]

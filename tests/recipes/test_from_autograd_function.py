@@ -320,10 +320,9 @@ def test_messages(backend):
             return upstream
 
     name = "from_autograd_function(test_messages.<locals>.Dirty)"
-    assert message(lambda: from_autograd_function(Dirty)(tensor(X)), RuntimeError).splitlines() == [
-        f"{name}: its forward calls mark_dirty, but no function may change its arguments in place.",
-        "    remedy: return a new tensor.",
-    ]
+    assert message(lambda: from_autograd_function(Dirty)(tensor(X)), RuntimeError).splitlines()[0] == (
+        f"{name}: its forward calls mark_dirty, but no function may change its arguments in place."
+    )
 
 
 @pytest.mark.only("torch")
@@ -490,11 +489,9 @@ def test_once_differentiable(torch):
         def backward(ctx, upstream):
             return upstream
 
-    assert message(lambda: from_autograd_function(Once), TypeError).splitlines() == [
+    assert message(lambda: from_autograd_function(Once), TypeError).splitlines()[0] == (
         "from_autograd_function(test_once_differentiable.<locals>.Once): its backward is once_differentiable, which"
-        " would lose a second derivative where upstream has no gradient.",
-        "    remedy: remove that decorator; give a kernel that cannot be differentiated a rule of its own, such as by"
-        " recipes.from_numpy(kernel, None), whose derivative raises.",
-    ]
+        " would lose a second derivative where upstream has no gradient."
+    )
     with pytest.raises(TypeError, match="got: the class Function"):
         from_autograd_function(torch.autograd.Function)

@@ -63,12 +63,9 @@ def test_higher_orders_need_a_rule_for_the_rule(backend):
     np.testing.assert_allclose(found(gradient(mixed)(x)), expected, rtol=1e-6)
     with pytest.raises(keras_cg.GradientError) as caught:
         gradient(gradient(first))(x)
-    assert str(caught.value).splitlines() == [
-        "from_numpy(square): its vjp is a function of NumPy arrays without a gradient of its own.",
-        "    usual cause: a second derivative, or forward mode, which is the derivative of the vjp with respect to"
-        " upstream.",
-        "    remedy: give the vjp a rule, too: from_numpy(function, from_numpy(vjp, vjp_of_vjp)).",
-    ]
+    assert str(caught.value).splitlines()[0] == (
+        "from_numpy(square): its vjp is a function of NumPy arrays without a gradient of its own."
+    )
     with pytest.raises(keras_cg.GradientError, match=r"from_numpy\(seven\): its vjp"):
         gradient(gradient(gradient(second)))(x)
 
@@ -265,8 +262,6 @@ def test_exceptions_pass_through(backend):
 def test_a_function_that_is_gone(backend):
     assert lines(lambda: frameworks.this.callback.call(Host("absent", 1), (tensor(X),)), RuntimeError) == [
         "A program calls a function of NumPy arrays that is not in this process.",
-        "    usual cause: the program was saved and is loaded elsewhere, or what recipes.from_numpy returned is gone.",
-        "    remedy: keep what from_numpy returned as long as the program, and save models without such functions.",
     ]
 
 
@@ -283,9 +278,10 @@ def test_nothing_is_kept(backend):
 
 
 def lines(call, error):
+    """The lines of an error that are filled in; messages.txt has the others."""
     with pytest.raises(error) as caught:
         call()
-    return str(caught.value).splitlines()
+    return [line for line in str(caught.value).splitlines() if not line.startswith(("    usual cause", "    remedy"))]
 
 
 def test_what_was_not_promised(backend):
@@ -294,9 +290,6 @@ def test_what_was_not_promised(backend):
         "from_numpy(test_what_was_not_promised.<locals>.<lambda>) did not return what it promised.",
         "    got: float64[1]",
         "    expected: float32[3]",
-        "    usual cause: NumPy promoted the result to float64, or the result differs from the first argument.",
-        "    remedy: convert it with y.astype(x.dtype); if it"
-        " differs from the first argument, describe it with `result=`.",
     ]
     for wrong, came in ((lambda x: x.astype("float64"), "float64[3]"), (lambda x: x[:2], "float32[2]")):
         expected = [f"    got: {came}", "    expected: float32[3]"]
@@ -312,7 +305,6 @@ def test_what_was_not_promised(backend):
         "from_numpy(square) did not return what it promised.",
         "    got: a numpy.ndarray",
         "    expected: a tuple of 2",
-        "    remedy: describe what it returns with `result=`: a kind, or a list of kinds for a tuple.",
     ]
     few = recipes.from_numpy(lambda x, y: x * y, lambda x, y, g: g)
     expected = [
@@ -336,8 +328,6 @@ def test_a_vjp_that_is_written_as_a_rule_of_custom_gradient(backend):
         assert lines(lambda vjp=vjp: gradient(recipes.from_numpy(square, vjp))(x), TypeError) == [
             "from_numpy(square): its vjp must take 1 argument of the function, then 1 upstream.",
             f"    got: {shown}",
-            "    usual cause: a rule that is written as for custom_gradient, and takes upstream alone.",
-            "    remedy: write it as vjp(x, upstream): it gets each argument of the function, then upstream.",
         ], shown
     product = recipes.from_numpy(lambda x, y: (x * y, x + y), lambda x, y, u: u, result=lambda x, y: [x, x])
     assert lines(lambda: gradient(lambda x: product(x, x)[0])(x), TypeError)[:2] == [
@@ -359,14 +349,11 @@ def test_what_it_does_not_take(backend):
         assert lines(lambda: recipes.from_numpy(square, **wrong), TypeError)[0].startswith("from_numpy expects")
     assert lines(lambda: first([x]), TypeError) == [
         "from_numpy(square): argument 0 is a list, and not a tensor.",
-        "    remedy: pass tensors and numbers, and the leaves of a pytree one by one. Bind other arguments first:"
-        " from_numpy(functools.partial(function, mode=...), ...).",
     ]
     mode = recipes.from_numpy(lambda x, mode: x, None)
     assert lines(lambda: mode(x, mode="on"), TypeError) == [
         "from_numpy(test_what_it_does_not_take.<locals>.<lambda>): mode was passed by keyword, but arrays are passed by"
         " position.",
-        "    remedy: bind other arguments first: from_numpy(functools.partial(function, mode=...), ...).",
     ]
     assert lines(recipes.from_numpy(lambda: 1.0, None), TypeError) == [
         "from_numpy(test_what_it_does_not_take.<locals>.<lambda>) was called without arguments. Give it a tensor."
@@ -379,5 +366,4 @@ def test_what_it_does_not_take(backend):
         ]
     assert lines(lambda: gradient(recipes.from_numpy(square, None))(x), keras_cg.GradientError) == [
         "from_numpy(square) has no gradient: it was made with vjp=None.",
-        "    remedy: give the rule, from_numpy(function, vjp), or stop the gradient before.",
     ]

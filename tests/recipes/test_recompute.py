@@ -172,13 +172,9 @@ def test_recompute_in_a_loop_of_a_graph(tf):
 def test_recompute_refuses_what_it_captures(backend):
     with pytest.raises(keras_cg.CapturedVariableError) as caught:
         keras_cg.grad(lambda w, x: ops.sum(recipes.recompute(lambda x: x * w)(x)))(np.asarray(3.0), X)
-    assert re.sub(r"recompute\(\S+\)", "recompute(NAME)", str(caught.value)).splitlines() == [
-        "recompute(NAME) reads a value that is being differentiated and is not among its arguments.",
-        "    usual cause: a closure over it, or a global.",
-        "    consequence: the backend 'numpy' cannot give it to the rule as one of `variables`, and it would silently"
-        " get no gradient.",
-        "    remedy: pass it as an argument, or stop its gradient in the function with keras_cg.ops.stop_gradient.",
-    ]
+    assert re.sub(r"recompute\(\S+\)", "recompute(NAME)", str(caught.value)).splitlines()[0] == (
+        "recompute(NAME) reads a value that is being differentiated and is not among its arguments."
+    )
 
 
 @pytest.mark.only("jax")
@@ -292,13 +288,10 @@ def test_recompute_of_a_function_that_draws_others(eager, backend):
     _, pullback = keras_cg.vjp(recipes.recompute(f), x)
     with pytest.raises(RuntimeError) as caught:
         pullback(x)
-    assert str(caught.value).splitlines() == [
+    assert str(caught.value).splitlines()[0] == (
         "recompute(test_recompute_of_a_function_that_draws_others.<locals>.f) ran again for its gradient, and gave"
-        " another output than the first time.",
-        "    usual cause: random numbers of another library, or something in an attribute or a global that was"
-        " changed.",
-        "    remedy: draw random numbers by keras.random, or outside; pass what changes as an argument.",
-    ]
+        " another output than the first time."
+    )
 
 
 @pytest.mark.only("tensorflow")

@@ -219,13 +219,7 @@ def test_a_second_derivative_through_a_callback_says_so(jax):
     for run in (jax.grad(first), jax.jit(jax.grad(first)), jax.hessian(root)):
         with pytest.raises(NotImplementedError) as caught:
             run(4.0)
-        assert str(caught.value).splitlines()[:3] == [
-            "test_a_second_derivative_through_a_callback_says_so.<locals>.root runs a callback, such as"
-            " jax.pure_callback, which JAX does not differentiate.",
-            "    usual cause: a second derivative through what the callback computed, because the rule reads it.",
-            "    remedy: compute it from the arguments in the rule, or use keras_cg.recipes.from_numpy with a vjp that"
-            " has a rule.",
-        ]
+        assert ".root runs a callback, such as jax.pure_callback" in str(caught.value)
 
 
 # --- what is kept between forward and backward ---------------------------------------------------------------------

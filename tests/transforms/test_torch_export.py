@@ -179,12 +179,9 @@ def test_one_warning_for_each_export(torch):
         with pytest.warns(UserWarning, match=NO_GRADIENT) as caught:
             torch.export.export(module, (tensor(X),))
         (warning,) = caught
-        assert str(warning.message).splitlines() == [
-            "the exported program has no gradient through exp, nor through other functions with a custom gradient.",
-            "    usual cause: torch keeps no rule in what it exports, and would silently give the gradient of plain"
-            " differentiation.",
-            "    remedy: train before exporting, or keep the rule by torch.compile.",
-        ]
+        assert str(warning.message).splitlines()[0] == (
+            "the exported program has no gradient through exp, nor through other functions with a custom gradient."
+        )
 
 
 DIFFERENTIATING = {

@@ -122,12 +122,7 @@ def test_on_jax_what_is_set_in_the_middle_of_an_epoch_is_not_lost(keras, layers,
 
     with pytest.raises(RuntimeError) as caught:
         fit(trainee(keras, layer), steps=2, callbacks=[Schedule()])
-    assert str(caught.value).splitlines() == [
-        f"the {what} of the layer mine cannot be set here.",
-        "In the middle of an epoch Keras on JAX has moved the weights out of the model, and would overwrite it.",
-        'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
-        f"set the {what} at the beginning of an epoch.",
-    ]
+    assert str(caught.value).splitlines()[0] == f"the {what} of the layer mine cannot be set here."
 
 
 def test_the_scale_is_a_weight_that_is_not_trained(keras, layers):
@@ -182,7 +177,8 @@ def test_masks_in_a_function_with_a_rule(keras, eager):
 
 def test_mixed_precision(keras, case):
     layer, config, output, _ = case
-    made = layer(**config, dtype="mixed_float16")
+    scale = {"loss_scale": 1.0} if "Clipping" in layer.__name__ else {}
+    made = layer(**config, **scale, dtype="mixed_float16")
     symbolic = made(keras.Input((3,)))
     found = made(X.astype(np.float32))
     assert keras.backend.standardize_dtype(found.dtype) == symbolic.dtype == "float16"
@@ -264,7 +260,7 @@ def test_the_step_from_data(keras, layers):
     [
         ("GradientClipping", {}, TypeError, "takes exactly one of value"),
         ("GradientClipping", {"norm": -1.0}, ValueError, "norm=-1.0 is not a positive number"),
-        ("GradientClipping", {"norm": 1.0, "loss_scale": "on"}, ValueError, "loss_scale='on' is not \"dynamic\""),
+        ("GradientClipping", {"norm": 1.0, "loss_scale": "on"}, ValueError, "loss_scale='on' is not a positive number"),
         ("GradientReversal", {"scale": "a"}, ValueError, "scale='a' is not a finite number of float32"),
         ("GradientScaling", {"scale": 1e300}, ValueError, "scale=1e+300 is not a finite number of float32"),
         ("Quantize", {"bits": 1}, ValueError, "bits=1 is not a whole number"),

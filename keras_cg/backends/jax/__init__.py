@@ -20,6 +20,7 @@ from keras_cg.backends.jax.tensors import (
     cast,
     children,
     dtype,
+    is_known,
     is_plain,
     is_recording,
     is_tensor,

@@ -238,10 +238,10 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
         hoisted |= {id(value): _guarded(value, each) for value, each in zip(captured, refusals, strict=True)}
         # Another run would not get what was captured.
         error = refusals[0] if is_late else error
-    places = {key: start + index for index, key in enumerate(hoisted)}
+    places = {key: place for place, key in enumerate(hoisted, start)}
     consts = [(places.get(id(const)), None if id(const) in places else const) for const in program.consts]
     with_gradient = start + len(variables)
-    gradients = [*range(with_gradient), *[None] * (start + len(hoisted) - with_gradient)]
+    gradients = [place if place < with_gradient else None for place in range(start + len(hoisted))]
     # JAX keeps `run`, so it must not refer to `program`, which holds traced values.
     jaxpr, count, needs_grad = program.jaxpr, program.count, program.needs_grad
 

@@ -67,6 +67,10 @@ with jax.core.eval_context():
     _NOTHING = trace_state()
 
 
+def is_known(tensors: Sequence[Any]) -> bool:
+    return not any(map(is_traced, tensors))
+
+
 def is_traced(value: Any) -> bool:
     """Whether a value is a tracer: JAX differentiates it, batches it or puts it into a program."""
     return isinstance(value, jax.core.Tracer)

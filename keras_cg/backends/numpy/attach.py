@@ -12,14 +12,15 @@ import numpy
 from autograd.extend import Box, defvjp_argnums, primitive, vspace
 from autograd.tracer import trace_stack
 
-from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating
+from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating, unboxed
 from keras_cg.engine import linear, messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, on plain arrays; an output that is in a box all the same depends on a captured value."""
-    outputs, pullback = fun(*[asarray(innermost(tensor)) for tensor in tensors])
+    inputs, levels = unboxed(tensors)
+    outputs, pullback = fun(*inputs)
     if any([isinstance(output, Box) for output in outputs]):
         sources = {*_ancestors([output._node for output in outputs if isinstance(output, Box)])}
         values = [*fun.captures(lambda value: isinstance(value, Box) and value._node in sources)]
@@ -28,27 +29,28 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             raise error
         pullback.capture(["(a value that autograd differentiates)"] * max(len(values), 1), values)
         raise messages.unserved_variables("numpy", "a closure over it, or a global.", fun)
-    if not any([isinstance(tensor, Box) for tensor in tensors]):
+    if not levels:
         return outputs  # type: ignore[no-any-return]
+    call = SavedCall(fun, pullback, outputs, levels)
     # autograd has no vector space of integers, so they do not pass through the primitive.
-    floating = [output for output in outputs if is_floating(output)]
-    call = SavedCall(fun, pullback, outputs, tensors)
+    pairs = [*zip(outputs, call.floating, strict=True)]
+    floating = [output for output, is_real in pairs if is_real]
     boxed = custom_gradient(call, floating[0] if len(floating) == 1 else tuple(floating), *tensors)
     arriving = iter((boxed,) if len(floating) == 1 else boxed)
-    return tuple([next(arriving) if is_floating(output) else output for output in outputs])
+    return tuple([next(arriving) if is_real else output for output, is_real in pairs])
 
 
 class SavedCall:
     """One call for the backward pass of each level of differentiation that an argument is in."""
 
-    def __init__(self, fun: Function, pullback: Pullback, outputs: Tensors, tensors: Sequence[Any]):
-        self.fun, self.pullback = fun, pullback
-        self.levels = {box._trace for tensor in tensors for box in boxes(tensor)}
+    def __init__(self, fun: Function, pullback: Pullback, outputs: Tensors, levels: set[int]):
+        self.fun, self.pullback, self.levels = fun, pullback, levels
         # autograd numbers its levels from the outermost on, and uses the number of one that is over again.
         self.highest = trace_stack.top
         self.floating = [is_floating(output) for output in outputs]
         # Strongly only what autograd does not keep for a rule that takes the output.
-        self.integers = [output for output in outputs if not is_floating(output)] if pullback.takes_output else []
+        pairs = zip(outputs, self.floating, strict=True) if pullback.takes_output else ()
+        self.integers = [output for output, is_real in pairs if not is_real]
         # Weakly: an output that the rule does not refer to can be freed.
         self.outputs = [weakref.ref(output) for output in outputs if isinstance(output, numpy.ndarray)]
 

@@ -84,7 +84,8 @@ def needs_grad(tensors: Sequence[Any]) -> list[bool]:
 
 def is_plain(value: object) -> bool:
     if type(value) is ArrayBox:
-        value = innermost(value)
+        while isinstance(value, Box):
+            value = value._value
         return isinstance(value, _arrays) and value.dtype.kind in "biufc"
     return type(value) is numpy.ndarray and value.dtype.kind in "biufc"
 
@@ -93,6 +94,17 @@ def innermost(tensor: Any) -> Any:
     while isinstance(tensor, Box):
         tensor = tensor._value
     return tensor
+
+
+def unboxed(tensors: Sequence[Any]) -> tuple[list[Any], set[int]]:
+    """Returns the arrays in all boxes, and the levels of differentiation of these."""
+    levels, found = set(), []
+    for tensor in tensors:
+        while isinstance(tensor, Box):
+            levels.add(tensor._trace)
+            tensor = tensor._value
+        found.append(tensor if isinstance(tensor, _arrays) else numpy.asarray(tensor))
+    return found, levels
 
 
 def boxes(tensor: Any) -> Iterator[Any]:

@@ -1,8 +1,9 @@
 """The torch backend, on `torch.autograd.Function`.
 
-`tensors` describes tensors and the state of torch. `attach` attaches the rule in eager mode, and `capturing` finds what
-a function captured. `transforms` serves torch.func and forward mode, `compiling` torch.compile: no Function works in
-two of these three engines. `exporting` is for programs that keep no rule. `derivatives` calls torch's own engines.
+`tensors` describes tensors and the state of torch. `attach` attaches the rule in eager mode, `saved` keeps what its
+backward pass needs, and `capturing` finds what a function captured. `transforms` serves torch.func and forward mode,
+`compiling` torch.compile: no Function works in two of these three engines. `exporting` is for programs that keep no
+rule. `derivatives` calls torch's own engines.
 """
 
 from __future__ import annotations

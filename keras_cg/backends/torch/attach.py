@@ -10,16 +10,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from keras_cg.backends.torch import capturing, compiling, exporting, transforms
+from keras_cg.backends.torch.saved import SavedCall, existing, is_changed
 from keras_cg.backends.torch.tensors import (
     OTHERS,
     autocasts,
@@ -38,7 +37,6 @@ from keras_cg.backends.torch.tensors import (
     transforms_active,
     uncompiled,
     unwrap_if_dead,
-    version,
 )
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
@@ -52,30 +50,25 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
     """
     if fun.engine == OTHERS and not is_special:
         return attach_in_any_engine(fun, tensors)
-    is_hooked, is_differentiated = is_special and hooks(False) is not None, False
+    is_differentiated, saved = False, tensors
     for tensor in tensors:
         if tensor.requires_grad:
             is_differentiated = True
-            break
-    saved, inputs, watched, start = [], [], [], sequence_number()
-    for tensor in tensors:
-        # autograd cannot save an inference tensor, which does not tell when it is changed.
-        tensor = tensor.clone() if tensor.is_inference() else tensor
-        saved.append(tensor)
+        if tensor.is_inference():  # autograd cannot save it, and it does not tell when it is changed
+            saved = [tensor.clone() if tensor.is_inference() else tensor for tensor in saved]
+    is_hooked = is_special and hooks(False) is not None
+    inputs, watched, start, fun.look = [], [], sequence_number(), existing
+    for tensor in saved:
         # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
-        tensor = tensor.detach() if is_differentiated or is_hooked else tensor
+        if is_differentiated or is_hooked:
+            tensor = tensor.detach()
         inputs.append(tensor)
         watched.append((tensor, tensor._version))
-    existing: Sequence[tuple[Any, Any]] = ()
-    if type(fun.user) is not FunctionType or fun.user.__closure__:
-        existing = [(each, version(each)) for each in fun.at_hand() if isinstance(each, torch.Tensor)]
     try:
         outputs, run = fun.start(*inputs)
     except RuntimeError as error:
-        # The arguments are detached, so it is a captured value that torch cannot differentiate.
-        if "functions with out=... arguments don't support automatic differentiation" not in str(error):
-            raise
-        raise messages.unserved_variables("torch", "a captured value in an operation with `out=`.", fun) from error
+        capturing.explain(error, fun)
+        raise
     for tensor, before in watched:
         if tensor._version != before:
             raise messages.changed_argument(fun.name)
@@ -83,7 +76,6 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
     for output in outputs:
         if output.requires_grad:
             has_captured = True
-            break
     if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
         # The function captured a value that forward mode differentiates; the transform runs it again, and finds that.
         return transforms.with_transforms(fun, saved)
@@ -93,22 +85,16 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
     if has_captured:
         variables = capturing.captured(fun, inputs, outputs, start, run)
         capturing.check(fun, tensors, variables, run)
-        saved += saveable(variables)
+        saved = [*saved, *saveable(variables)]
         if not is_differentiated and not variables:
             return exporting.cut(fun.name, outputs)
-    call = SavedCall(run, len(tensors), watched, saved, outputs, existing, is_special)
-    residuals: Sequence[torch.Tensor] = ()
-    if is_special:
-        call.autocasts = autocasts(tensors) if is_autocast() else ()
-        saved = [*map(unwrap_if_dead, saved)]
-    if is_hooked:
-        # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
-        needs_grad = [each.requires_grad for each in tensors]
-        probed = functools.partial(probe, outputs, saved[call.number :], needs_grad, **call.extras(outputs))
-        residuals, call.facts = run.outline(inputs, probed)
-        residuals, call.run, call.watched, call.written = saveable(residuals), None, [], []
-    results = _apply((call, outputs, residuals), *saved)
-    return results if type(results) is tuple else (results,)
+    call = SavedCall(run, tensors, watched, outputs)
+    if not is_special:
+        return _apply((call, outputs, ()), *saved)  # type: ignore[no-any-return]
+    call.autocasts = autocasts(tensors) if is_autocast() else ()
+    saved = [*map(unwrap_if_dead, saved)]
+    residuals = call.outlined(tensors, inputs, saved, outputs) if is_hooked else ()
+    return _apply((call, outputs, residuals), *saved)  # type: ignore[no-any-return]
 
 
 def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -137,131 +123,6 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
     return attach(fun, tensors, True)  # type: ignore[no-any-return]
 
 
-class SavedCall:
-    """The state of one call that the backward pass needs, without the saved tensors.
-
-    Attributes:
-        fun: The function, which runs again for higher orders.
-        number: How many arguments it has.
-        run: The first run, until a backward pass that does not keep the graph.
-        watched: The inputs and outputs, whose memory the rule may hold, and from `cells` on the tensors in its cells
-            that the run has made; each with its version.
-        written: The tensors that existed before and that the run wrote to, each with its version after it.
-        storages: Where the memory of the arguments and outputs begins.
-        facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
-        autocasts: The autocast of the first run, if there was one.
-        is_simple: Whether all outputs are floating, and none has its memory from an argument or another output; not if
-            the outputs are saved.
-        outputs: How many outputs are saved, which is all or none: for a rule that takes them.
-        reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes
-            in it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
-    """
-
-    fun: Any
-    facts: Any = None
-    outputs: int = 0
-    autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
-    written: Sequence[tuple[torch.Tensor, Any]] = ()
-    reads: list[bool] | None = None
-
-    def __init__(
-        self,
-        run: Any,
-        number: int,
-        inputs: list[tuple[torch.Tensor, Any]],
-        tensors: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        existing: Sequence[tuple[torch.Tensor, Any]],
-        is_special: bool,
-    ):
-        """Notes what the rule may read, as `save_for_backward` does: arguments, outputs and the tensors that it holds.
-
-        `inputs` has the arguments of the run, with their versions; `tensors` are those of the call. Arguments and
-        outputs that share their memory with no tensor of the rule are left out, unless the rule holds something else in
-        which they may be: an output would live as long. A tensor among those `existing` before is state, unless the run
-        has written to it.
-        """
-        self.fun, self.run, self.number, is_simple, known, watched = run.call, run, number, True, [], []
-        if run.takes_output:
-            is_simple, self.outputs = False, len(outputs)
-        used, storages, before = set(), set(), {id(tensor) for tensor, _ in existing} if existing else ()
-        for part in (*run.residuals, *run.args) if run.args else run.residuals:
-            if isinstance(part, torch.Tensor):
-                used.add(storage_of(part))
-                if id(part) not in before:
-                    watched.append((part, version(part) if part.is_inference() else part._version))
-        for place, (tensor, last) in enumerate(inputs):
-            storage = storage_of(tensor)
-            storages.add(storage)
-            if storage in used or not run.is_closed:
-                # Without a storage, as a DTensor is, it tells itself of a change, and not by its detached alias.
-                known.append((tensor if storage else tensors[place], last))
-        for output in outputs:
-            storage = storage_of(output)
-            if storage in storages or not output.is_floating_point():
-                is_simple = False
-            storages.add(storage)
-            if storage in used or not run.is_closed:
-                known.append((output, version(output) if output.is_inference() else output._version))
-        storages.discard(0)
-        self.storages, self.is_simple, self.cells, self.watched = storages, is_simple, len(known), known + watched
-        if existing:
-            self.written = [(tensor, version(tensor)) for tensor, old in existing if version(tensor) != old]
-
-    def again(
-        self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
-    ) -> Pullback:
-        """Returns the pullback of another run, which must be that of the first."""
-        if self.facts is not None:
-            # In the first run, too, a constant among the arguments was another object than the captured one.
-            inputs = [tensor if tensor.requires_grad else tensor.detach() for tensor in inputs]
-        fun = self.fun
-        # torch runs a backward pass outside of the autocast of the forward pass.
-        for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
-            fun = torch.autocast(*each)(fun)
-        pullback = capturing.run_again(self.fun, fun, inputs)
-        if is_changed(self.watched):
-            self.refuse_changes()
-        with self.guard():
-            if self.run is not None:
-                self.run.check(pullback, gradients)
-            elif self.facts is not None:
-                pullback.check_outline(inputs, residuals, self.facts, gradients)
-        return fun(*inputs)[1] if pullback.is_used_up else pullback
-
-    def extras(self, tensors: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
-        """Returns what the rule gets by name: the outputs, which are the last of `tensors`, if it takes them."""
-        return {"outputs": tensors[len(tensors) - self.outputs :]} if self.outputs else {}
-
-    def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context for a rule, which must not read what was written to since its run."""
-        touched = [tensor for tensor, before in self.written if version(tensor) != before]
-        return capturing.Unread(touched, self.fun.name) if touched else contextlib.nullcontext()
-
-    def refuse_changes(self) -> None:
-        """Raises if a tensor that the rule holds was changed in place since; not if it is a weight of a module."""
-        others = set()
-        for place, (tensor, before) in enumerate(self.watched):
-            if version(tensor) != before:
-                if place < self.cells:
-                    others.add(storage_of(tensor))
-                elif not capturing.is_in_module(self.fun, tensor):
-                    raise messages.changed_since_call(self.fun.name)
-        if others and not others.isdisjoint(map(storage_of, self.run.reached())):
-            raise messages.changed_since_call(self.fun.name)
-
-
-def is_changed(watched: Sequence[tuple[torch.Tensor, Any]]) -> bool:
-    """Whether a tensor may have been changed in place since; what has no version is compared itself."""
-    try:
-        for tensor, before in watched:
-            if tensor._version != before:
-                return True
-    except RuntimeError:
-        return True
-    return False
-
-
 class Attached(torch.autograd.Function):
     """Returns outputs that were computed before, with the rule as their gradient."""
 
@@ -272,7 +133,7 @@ class Attached(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *residuals)
         if call.is_simple:
             # A rule that captures the output would be in a reference cycle through the output's node.
-            return outputs[0].detach() if len(outputs) == 1 else tuple([output.detach() for output in outputs])
+            return (outputs[0].detach(),)
         sharing = {storage_of(tensor): tensor for tensor in tensors[: call.number]}
         sharing.pop(0, None)
         results = []
@@ -295,12 +156,11 @@ class Attached(torch.autograd.Function):
     @uncompiled
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
-        count, stop, pullback = call.number, len(needs_grad), call.run
-        is_recorded = torch.is_grad_enabled()
+        count, pullback, is_recorded = call.number, call.run, torch.is_grad_enabled()
         if is_dynamo_compiling():
             # Compiled autograd traces this function, for which no tensor has a version or a place in memory.
             saved = ctx.saved_tensors
-            extras = call.extras(saved)
+            extras, stop = call.extras(saved), len(needs_grad)
             gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count], saved[:count], **extras)
             return (None, *gradients, *others)
         try:
@@ -311,33 +171,32 @@ class Attached(torch.autograd.Function):
         except RuntimeError:  # an inference tensor has no version
             if is_changed(call.watched):
                 call.refuse_changes()
-        # Read once: a checkpoint recomputes saved tensors only once.
-        is_read = is_recorded or pullback is None or stop > count or pullback.args or call.outputs
-        saved = ctx.saved_tensors if is_read else ()
-        variables = saved[count:stop]
-        extras = call.extras(saved) if call.outputs else {}
-        if is_recorded or pullback is None:
-            inputs = saved[:count] if is_recorded else [tensor.detach() for tensor in saved[:count]]
-            probed = functools.partial(probe, cotangents, variables, needs_grad[:count], **extras)
-            pullback = call.again(inputs, saved[stop : len(saved) - call.outputs], probed)
-        if extras:
-            pullback = functools.partial(pullback, **extras)
+        variables, arguments = (), None
+        if is_recorded or pullback is None or pullback.args or len(needs_grad) > count or call.outputs:
+            # Read once: a checkpoint recomputes saved tensors only once. A rule that is called with the function's
+            # arguments gets the caller's own tensors, and not detached ones.
+            saved, stop, needs_grad = ctx.saved_tensors, len(needs_grad), needs_grad[:count]
+            arguments, variables, extras = saved[:count], saved[count:stop], call.extras(saved)
+            if is_recorded or pullback is None:
+                inputs = arguments if is_recorded else [tensor.detach() for tensor in arguments]
+                probed = functools.partial(probe, cotangents, variables, needs_grad, **extras)
+                pullback = call.again(inputs, saved[stop : len(saved) - call.outputs], probed)
+            if extras:
+                pullback = functools.partial(pullback, **extras)
         if not is_recorded and call.reads is not None:
             pullback = functools.partial(_read, call.reads, pullback)
-        # A rule that is called with the function's arguments gets the caller's own tensors, and not detached ones.
-        arguments = saved[:count] if saved else None
         try:
             if call.written:
                 with call.guard():
-                    gradients, others = pullback(cotangents, variables, needs_grad[:count], arguments)
+                    gradients, others = pullback(cotangents, variables, needs_grad, arguments)
             else:
-                gradients, others = pullback(cotangents, variables, needs_grad[:count], arguments)
+                gradients, others = pullback(cotangents, variables, needs_grad, arguments)
         except RuntimeError as error:
             if "One of the differentiated Tensors does not require grad" not in str(error):
                 raise
             raise messages.detached_argument(call.fun.name) from error
         if not is_recorded:
-            gradients = copied(gradients, call.storages)
+            gradients = call.copied(gradients)
         if not keeps_graph():
             # The function, too: a variable from outside may lead to the output, and so to this node.
             call.run, call.watched, call.written, call.fun = None, (), (), None
@@ -347,12 +206,6 @@ class Attached(torch.autograd.Function):
 # The C part of `Function.apply`. The Python part (torch 2.13) looks for transforms and dead wrappers, as is done above,
 # and for a `setup_context`, which is not here: 3 of 37 us.
 _apply: Callable[..., Any] = super(torch.autograd.Function, Attached).apply
-
-
-def call_of(node: Any) -> SavedCall | None:
-    """Returns the call that a node of the graph belongs to, if it is one of ours."""
-    call = getattr(node, "call", None)
-    return call if isinstance(call, SavedCall) else None
 
 
 # --- what the backward pass asks -------------------------------------------------------------------------------------
@@ -365,21 +218,3 @@ def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
     reads += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
     # Not all of them: `detach` would also drop the tangents of forward mode.
     return [[each.detach() if each is not None and each.requires_grad else each for each in part] for part in parts]
-
-
-def copied(gradients: Sequence[Any], storages: set[int]) -> Sequence[Any]:
-    """Copies each gradient that shares its memory with an argument or an output.
-
-    autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
-    """
-    if not storages:  # the arguments and outputs have no memory, as FakeTensors, whose address torch warns about
-        return gradients
-    try:
-        for gradient in gradients:
-            if gradient.untyped_storage().data_ptr() in storages:
-                break
-        else:
-            return gradients
-    except (AttributeError, RuntimeError):  # None has no storage, nor has a sparse tensor
-        pass
-    return [each.clone() if each is not None and storage_of(each) in storages else each for each in gradients]

@@ -55,6 +55,12 @@ def captured(
     return sorted(used, key=used.__getitem__)
 
 
+def explain(error: RuntimeError, fun: Function) -> None:
+    """Raises with our words if torch refused to differentiate a captured value: the arguments are detached."""
+    if "functions with out=... arguments don't support automatic differentiation" in str(error):
+        raise messages.unserved_variables("torch", "a captured value in an operation with `out=`.", fun) from error
+
+
 class _Origins(TorchFunctionMode):
     """Notes the tensors that a run makes: operations return them, and none had them as an operand before."""
 

@@ -11,11 +11,21 @@ from typing import Any
 import torch
 
 from keras_cg.backends.torch import transforms
-from keras_cg.backends.torch.attach import call_of
-from keras_cg.backends.torch.tensors import edges, is_compiling, is_forward_open, leaves, saveable, transforms_active
+from keras_cg.backends.torch.saved import call_of
+from keras_cg.backends.torch.tensors import (
+    edges,
+    is_compiling,
+    is_forward_open,
+    leaves,
+    saveable,
+    transforms_active,
+    uncompiled,
+)
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
+# What is compiled by itself can be differentiated once (torch 2.13), and `fun` may be a derivative of it.
+@uncompiled
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
     if torch.compiler.is_dynamo_compiling() or transforms_active() or is_forward_open():
         # Neither Dynamo nor a transform lets a tensor become a leaf, and a leaf has no tangent; torch.func's vjp nests.
@@ -43,25 +53,29 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
             if call is not None:
                 call.reads = reads
 
-    def pullback(cotangents: Sequence[Any]) -> Tensors:
-        used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
-        if not used:
-            return tuple(torch.zeros_like(tensor) for tensor in inputs)
-        is_recorded = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in cotangents])
-        create_graph = bool(further) or is_recorded
-        with _outside_inference():
-            starts, arrived = [out for out, _ in used], saveable([cotangent for _, cotangent in used])
-            differentiate = functools.partial(_differentiate, starts, inputs, arrived)
-            gradients = differentiate(create_graph)
-            if any(reads) and not create_graph and torch.is_grad_enabled():
-                recorded = differentiate(True)
-                # The rule may have read one of `inputs`; then nothing outside needs the graph.
-                gradients = recorded if _is_wanted_outside(recorded) else gradients
-            return tuple(map(_materialised, gradients))
-
+    pullback = functools.partial(_pulled, outputs, inputs, further, reads)
     if further:
         return outputs, pullback, aux
     return tuple(output.detach() for output in outputs), pullback, tuple(other.detach() for other in aux)
+
+
+@uncompiled
+def _pulled(outputs: Tensors, inputs: list[Any], further: Tensors, reads: list[bool], cotangents: Tensors) -> Tensors:
+    """Returns the gradients of `inputs`, with a graph if something outside may differentiate them."""
+    used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
+    if not used:
+        return tuple(torch.zeros_like(tensor) for tensor in inputs)
+    is_recorded = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in cotangents])
+    create_graph = bool(further) or is_recorded
+    with _outside_inference():
+        starts, arrived = [out for out, _ in used], saveable([cotangent for _, cotangent in used])
+        differentiate = functools.partial(_differentiate, starts, inputs, arrived)
+        gradients = differentiate(create_graph)
+        if any(reads) and not create_graph and torch.is_grad_enabled():
+            recorded = differentiate(True)
+            # The rule may have read one of `inputs`; then nothing outside needs the graph.
+            gradients = recorded if _is_wanted_outside(recorded) else gradients
+        return tuple(map(_materialised, gradients))
 
 
 def gradient(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:

@@ -67,6 +67,7 @@ NEEDED = (
     pytree.tree_leaves,
     pytree.tree_map,
     pytree.tree_unflatten,
+    torch.Tensor._is_view,
     torch.Tensor._is_zerotensor,
     torch.Tensor._version,
     torch.autograd.graph.Node._sequence_nr,

@@ -74,11 +74,6 @@ def cast(x: Any, kind: Any) -> Any:
     return tf.cast(tf.math.real(x), kind) if x.dtype.is_complex and not kind.is_complex else tf.cast(x, kind)
 
 
-def as_truth(x: Any) -> Any:
-    """Whether each number is not zero."""
-    return cast(tensor(x), tf.bool)
-
-
 def binary(function: Callable[..., Any]) -> Callable[..., Any]:
     """Applies `same` to the arguments of a function."""
 

@@ -13,12 +13,8 @@ import torch
 from keras_cg.namespaces import table
 from keras_cg.namespaces.table import NUMBERS
 
-_COMPLEX = {
-    torch.bfloat16: torch.complex64,
-    torch.float16: torch.complex32,
-    torch.float32: torch.complex64,
-    torch.float64: torch.complex128,
-}
+# Here, because Dynamo (2.13) does not trace `to_complex`.
+_COMPLEX = {kind: kind.to_complex() for kind in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 _NUMPY = (numpy.ndarray, numpy.generic)
 _FOREIGN = (*NUMBERS, *_NUMPY)
 

@@ -78,7 +78,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
             if keras_interop.is_symbolic([leaf]):
                 raise messages.symbolic(name, label(tree, place).removeprefix("the argument "))
         values = pytree.partition(backend, name, tree, label)
-        function = OutputFunction(backend, name, f, len(args), keywords, tree)
+        function = OutputFunction(backend, name, f, len(args)).of(keywords, tree)
         function.refuse_changes()
         if not backend.is_recording():
             return function.finish(function(*values))

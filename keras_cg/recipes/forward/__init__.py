@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy
-
 from keras_cg import ops
 from keras_cg.autodiff import vjp
-from keras_cg.engine import linear, precision
+from keras_cg.engine import linear
 from keras_cg.frontend import config, pytree, readings, signature
 from keras_cg.frontend.call import function_name
 from keras_cg.frontend.pickling import picklable
@@ -35,7 +31,7 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
       result, and calls `jvp` many times on torch, TensorFlow and NumPy.
     - Derivatives of any order are those of what `jvp` computes. It may use each value that `f` computed.
     - `jvp` must be linear in its tangents. On JAX its program shows that, in most cases. Elsewhere each backward pass
-      also calls `jvp` along two other tangents. If it is not linear, an error is raised; in a program that is traced
+      also calls `jvp` along a few other tangents. If it is not linear, an error is raised; in a program that is traced
       (`jax.jit`, `tf.function`, `torch.compile`), the gradient is NaN.
 
     Source: Radul, Paszke, Frostig, Johnson & Maclaurin 2023, You only linearize once: tangents transpose to gradients,
@@ -193,81 +189,11 @@ def _transposed(
         return proved  # type: ignore[no-any-return]
     _, pull = vjp(lambda *tangents: tuple(push(*tangents)), *zeros)
 
-    def pullback(upstream: tuple[Any, ...]) -> Sequence[Any]:
-        return _under((*_pulling.functions, _identity(f)), pull, upstream)  # type: ignore[no-any-return]
+    def pullback(upstream: Sequence[Any]) -> Sequence[Any]:
+        return _under((*_pulling.functions, _identity(f)), pull, tuple(upstream))  # type: ignore[no-any-return]
 
-    gradients = pullback(tuple(upstream))
-    holds = _is_linear(push, pullback, zeros, upstream)
-    known = _known(holds)
-    if known is None:
-        return [each * tensors.as_like(ops.where(holds, 1.0, math.nan), each) for each in gradients]
-    if not known:
-        raise messages.not_linear(name)
-    return gradients
-
-
-def _is_linear(
-    push: Callable[..., Sequence[Any]],
-    pullback: Callable[[Any], Sequence[Any]],
-    zeros: Sequence[Any],
-    upstream: Sequence[Any],
-) -> Any:
-    """Whether `push` is linear, as far as trying can tell, where `pullback` is the transpose of its derivative at 0.
-
-    A linear map maps a multiple to the same multiple, for a power of two without rounding. This is tried for a huge and
-    negative one. It is its own derivative, so that has the same inner products. Values that are not finite are skipped,
-    because a linear map overflows, too.
-    """
-    backend = config.active
-    kinds = [backend.dtype(each) for each in (*zeros, *upstream)]
-    scale = -(2.0 ** min([precision.of(kind).reach for kind in kinds]))
-    along, across = (linear.irregular(backend, each) for each in (zeros, upstream))
-    # NumPy warns of overflow. Dynamo (torch 2.13) traces no context of NumPy.
-    with contextlib.nullcontext() if backend.is_compiling() else numpy.errstate(all="ignore"):
-        first = push(*along)
-        multiples = push(*[scale * each for each in along])
-        kind = "float64" if {"float64", "complex128"} & {*kinds} else "float32"
-        product, size = _inner(across, first, kind)
-        other, other_size = _inner(pullback(tuple(across)), along, kind)
-        difference = ops.abs(product - other)
-        # Not exact, because large terms may cancel inside.
-        is_adjoint = ~ops.isfinite(difference) | (difference <= 0.02 * (size + other_size))
-        pairs = zip(multiples, first, strict=True)
-        return ops.all(ops.stack([is_adjoint, *[_is_close(came, scale * each, kinds) for came, each in pairs]]))
-
-
-def _is_close(came: Any, expected: Any, kinds: Sequence[str]) -> Any:
-    """Whether two tensors are equal up to the rounding of these dtypes."""
-    came, expected = tensors.wide(came), tensors.wide(expected)
-    difference, size = ops.abs(came - expected), ops.abs(expected)
-    size = ops.where(ops.isfinite(size), size, ops.zeros_like(size))
-    # With a zero, because `max` refuses an empty tensor, and a size may be unknown.
-    one_more = ops.reshape(ops.zeros_like(ops.sum(size)), (1,))
-    largest = ops.max(ops.concat([ops.reshape(size, (-1,)), one_more]))
-    # The numbers of engine.precision. With dynamic shapes, Dynamo (torch 2.13) makes variables of floats that are not
-    # written here, and fails if two rules have the same.
-    names = " ".join(kinds)
-    allowed = (0.1 if "float16" in names else 1e-3 if "float32" in names or "complex64" in names else 1e-6) * largest
-    allowed = allowed + 1e-24  # XLA makes smaller numbers 0 in some operations only
-    return ops.all(~ops.isfinite(difference) | (difference <= allowed))
-
-
-def _inner(ones: Sequence[Any], others: Sequence[Any], kind: str) -> tuple[Any, Any]:
-    """Returns the inner product of some tensors with others in a dtype, and the sum of the sizes of its terms."""
-    terms = []
-    for one, other in zip(ones, others, strict=True):
-        is_complex = config.active.dtype(one).startswith("complex")
-        product = ops.real(ops.conj(one) * other) if is_complex else tensors.wide(one) * tensors.wide(other)
-        terms.append(tensors.cast(product, kind))
-    return sum([ops.sum(each) for each in terms]), sum([ops.sum(ops.abs(each)) for each in terms])
-
-
-def _known(condition: Any) -> bool | None:
-    """Returns whether a condition holds; None in a program that is traced, where no value is known."""
-    backend = config.active
-    if backend.is_compiling() or not backend.is_known([condition]):
-        return None
-    try:
-        return bool(backend.to_numpy(condition).all())
-    except TypeError:  # of JAX's tracers
-        return None
+    conditions = linear.multiplies(config.active, lambda each: push(*each), zeros)
+    conditions += linear.transposes(config.active, lambda each: push(*each), pullback, zeros, upstream)
+    return linear.check_or_nan(
+        config.active, pullback(upstream), conditions, functools.partial(messages.not_linear, name)
+    )

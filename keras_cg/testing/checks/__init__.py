@@ -1,4 +1,7 @@
-"""Runs the checks of one function at one point on one backend, one after the other."""
+"""Runs the checks of one function at one point on one backend, one after the other.
+
+A new check is in `_chosen` here and in `CHECKS` of testing/report.py.
+"""
 
 from __future__ import annotations
 

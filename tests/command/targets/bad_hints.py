@@ -9,6 +9,6 @@ def identity(x):
 
 a_number, too_many, numbered, misspelt = (keras_cg.custom_gradient(identity) for _ in range(4))
 a_number.example_args = 3
-too_many.example_args = ("normal:3", 2)
-numbered.example_args = {1: "normal:3"}
+too_many.example_args = ("rng.normal(size=3)", 2)
+numbered.example_args = {1: "rng.normal(size=3)"}
 misspelt.example_args = {"x": "norml:3"}

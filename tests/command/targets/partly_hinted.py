@@ -10,7 +10,7 @@ def checked(x):
     return x * 2.0, lambda upstream: 2.0 * upstream
 
 
-checked.example_args = {"x": "normal:3"}
+checked.example_args = {"x": "rng.normal(size=3)"}
 
 
 @keras_cg.custom_gradient

@@ -9,7 +9,7 @@ def power(x, n=3):
     return x**n, lambda upstream: upstream * n * x ** (n - 1)
 
 
-power.example_args = {"x": "uniform:1,2:4,3", "n": 2}
+power.example_args = {"x": "rng.uniform(1, 2, (4, 3))", "n": 2}
 
 
 @keras_cg.custom_gradient
@@ -31,7 +31,7 @@ def scaling_rule(x, strength, upstream):
     return strength * upstream
 
 
-scaled.example_args = ("uniform:-1,1:5", 0.5)
+scaled.example_args = ("rng.uniform(-1, 1, 5)", 0.5)
 scaled.expected = scale
 
 

@@ -32,4 +32,4 @@ def fourth(x):
     return x**3, lambda upstream: upstream * 3 * x**2
 
 
-first.example_args = second.example_args = third.example_args = fourth.example_args = {"x": "uniform:1,2:3"}
+first.example_args = second.example_args = third.example_args = fourth.example_args = {"x": "rng.uniform(1, 2, 3)"}

@@ -1,0 +1,205 @@
+"""What the backward pass needs of a call, beside the saved tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from keras_cg.backends.torch import capturing
+from keras_cg.backends.torch.tensors import (
+    autocasts,
+    is_autocast,
+    plain,
+    probe,
+    saveable,
+    storage_of,
+    version,
+)
+from keras_cg.engine import messages
+from keras_cg.engine.contract import Pullback
+
+
+def existing(values: Iterable[Any]) -> list[tuple[torch.Tensor, Any]]:
+    """Returns the tensors among what a run has at hand, each with its version before the run."""
+    return [(each, version(each)) for each in values if isinstance(each, torch.Tensor)]
+
+
+class SavedCall:
+    """The state of one call that the backward pass needs, without the saved tensors.
+
+    Attributes:
+        fun: The function, which runs again for higher orders.
+        number: How many arguments it has.
+        run: The first run, until a backward pass that does not keep the graph.
+        watched: The inputs and outputs, whose memory the rule may hold, and from `cells` on the tensors in its cells
+            that the run has made; each with its version.
+        written: The tensors that existed before and that the run wrote to, each with its version after it.
+        found: Where the arguments and outputs begin in memory; None if one of them has no place there.
+        storages: Where the memory of the arguments and outputs begins, if they are all watched.
+        facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
+        autocasts: The autocast of the first run, if there was one.
+        is_simple: Whether there is one output, which is floating, has memory of its own, and is not saved.
+        outputs: How many outputs are saved, which is all or none: for a rule that takes them.
+        reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes
+            in it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
+    """
+
+    fun: Any
+    facts: Any = None
+    outputs: int = 0
+    autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
+    written: Sequence[tuple[torch.Tensor, Any]] = ()
+    reads: list[bool] | None = None
+    storages: set[int] | None = None
+    is_simple = False
+    found: set[int] | None = None
+
+    def __init__(
+        self,
+        run: Any,
+        tensors: Sequence[torch.Tensor],
+        inputs: list[tuple[torch.Tensor, Any]],
+        outputs: Sequence[torch.Tensor],
+    ):
+        """Notes what the rule may read, as `save_for_backward` does: arguments, outputs and the tensors that it holds.
+
+        `inputs` has the arguments of the run, with their versions; `tensors` are those of the call. Outputs are left
+        out, unless the rule holds something that may lead to them: they would live as long. A tensor that existed
+        before is state, unless the run has written to it.
+        """
+        self.fun, self.run, self.number, self.watched = run.call, run, len(tensors), inputs
+        call, is_closed, pointer, held = run.call, run.is_closed, None, []
+        if len(outputs) == 1 and call.is_plain and type(output := outputs[0]) in plain:
+            found = set()
+            try:
+                for tensor, _ in inputs:
+                    found.add(tensor.data_ptr())
+                pointer = output.data_ptr()
+                if pointer not in found and not output._is_view() and output.is_floating_point():
+                    self.is_simple = not run.takes_output
+                found.add(pointer)
+                self.found = found
+            except RuntimeError:  # a sparse tensor has no place in memory
+                pass
+        existing: Any = ()
+        if call.existing:
+            existing, call.existing = {id(tensor): (tensor, before) for tensor, before in call.existing}, ()
+            both = existing.values()
+            self.written = [(tensor, version(tensor)) for tensor, before in both if version(tensor) != before]
+        for part in (*run.residuals, *run.args) if run.args else run.residuals:
+            if isinstance(part, torch.Tensor):
+                if pointer is not None and part is not output and type(part) in plain and part.data_ptr() == pointer:
+                    is_closed = False  # as `output.data` is, which does not tell that the output is changed
+                if id(part) not in existing:
+                    held.append((part, version(part) if part.is_inference() else part._version))
+        if not is_closed:
+            self.watch(tensors, outputs)
+        self.cells = len(self.watched)
+        self.watched += held
+        if run.takes_output:
+            self.outputs = len(outputs)
+
+    def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Notes the outputs, too, for a rule that may reach them by something that it holds."""
+        self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
+        # Without a storage, as a DTensor is, an argument tells itself of a change, and not by its detached alias.
+        pairs = zip(self.watched, tensors, strict=True)
+        known = [pair if storage_of(pair[0]) else (tensor, pair[1]) for pair, tensor in pairs]
+        self.watched = known + [(output, version(output)) for output in outputs]
+
+    def outlined(
+        self,
+        tensors: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        saved: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> Sequence[torch.Tensor]:
+        """Drops the rule, because hooks move or drop what is saved; returns its tensors, for the comparison."""
+        needs_grad = [each.requires_grad for each in tensors]
+        probed = functools.partial(probe, outputs, saved[self.number :], needs_grad, **self.extras(outputs))
+        residuals, self.facts = self.run.outline(inputs, probed)
+        self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
+        self.run, self.watched, self.written = None, [], []
+        return saveable(residuals)
+
+    def again(
+        self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
+    ) -> Pullback:
+        """Returns the pullback of another run, which must be that of the first."""
+        if self.facts is not None:
+            # In the first run, too, a constant among the arguments was another object than the captured one.
+            inputs = [tensor if tensor.requires_grad else tensor.detach() for tensor in inputs]
+        fun = self.fun
+        # torch runs a backward pass outside of the autocast of the forward pass.
+        for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
+            fun = torch.autocast(*each)(fun)
+        pullback = capturing.run_again(self.fun, fun, inputs)
+        if is_changed(self.watched):
+            self.refuse_changes()
+        with self.guard():
+            if self.run is not None:
+                self.run.check(pullback, gradients)
+            elif self.facts is not None:
+                pullback.check_outline(inputs, residuals, self.facts, gradients)
+        return fun(*inputs)[1] if pullback.is_used_up else pullback
+
+    def copied(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Copies each gradient that shares its memory with an argument, an output or a tensor of the rule.
+
+        autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
+        """
+        if self.found is not None:
+            try:
+                for gradient in gradients:
+                    if gradient.data_ptr() in self.found or gradient._is_view():
+                        break
+                else:
+                    return gradients
+            except (AttributeError, RuntimeError):  # None has no memory, nor has a sparse tensor
+                pass
+        if self.storages is None:
+            self.storages = {storage_of(tensor) for tensor, _ in self.watched} - {0}
+        storages = self.storages
+        return [each.clone() if each is not None and storage_of(each) in storages else each for each in gradients]
+
+    def extras(self, tensors: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
+        """Returns what the rule gets by name: the outputs, which are the last of `tensors`, if it takes them."""
+        return {"outputs": tensors[len(tensors) - self.outputs :]} if self.outputs else {}
+
+    def guard(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context for a rule, which must not read what was written to since its run."""
+        touched = [tensor for tensor, before in self.written if version(tensor) != before]
+        return capturing.Unread(touched, self.fun.name) if touched else contextlib.nullcontext()
+
+    def refuse_changes(self) -> None:
+        """Raises if a tensor that the rule holds was changed in place since; not if it is a weight of a module."""
+        others = set()
+        for place, (tensor, before) in enumerate(self.watched):
+            if version(tensor) != before:
+                if place < self.cells:
+                    others.add(storage_of(tensor))
+                elif not capturing.is_in_module(self.fun, tensor):
+                    raise messages.changed_since_call(self.fun.name)
+        if others and not others.isdisjoint(map(storage_of, self.run.reached())):
+            raise messages.changed_since_call(self.fun.name)
+
+
+def is_changed(watched: Sequence[tuple[torch.Tensor, Any]]) -> bool:
+    """Whether a tensor may have been changed in place since; what has no version is compared itself."""
+    try:
+        for tensor, before in watched:
+            if tensor._version != before:
+                return True
+    except RuntimeError:
+        return True
+    return False
+
+
+def call_of(node: Any) -> SavedCall | None:
+    """Returns the call that a node of the graph belongs to, if it is one of ours."""
+    call = getattr(node, "call", None)
+    return call if isinstance(call, SavedCall) else None
