@@ -565,6 +565,22 @@ def test_attributes_of_objects_of_pythons_classes(eager, kind):
     assert gradient_of_the_first(eager, [lambda x: f(x, 2.0), lambda x: f(x, 3.0)]) == [21.0]
 
 
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_attributes_of_a_module_of_torch(torch):
+    """A limit: of a class of the framework, parameters and buffers count."""
+    owner = torch.nn.Linear(1, 1)
+
+    @custom_gradient
+    def f(x, k):
+        owner.k = k
+        return x * 1, lambda upstream: (7 * upstream * owner.k, None)
+
+    x = torch.ones((), requires_grad=True)
+    y, _ = f(x, 2.0), f(x, 3.0)
+    assert torch.autograd.grad(y, x)[0].item() == 21.0
+
+
 @pytest.mark.limit
 @pytest.mark.parametrize("place", ["list in a list", "list in an object"])
 def test_functions_that_are_not_looked_at(eager, place):
