@@ -102,6 +102,7 @@ READS = {
     "class of a class of the run": with_meta,
     "object in a cell": lambda scale: (lambda kept: lambda upstream: kept(upstream))(Holder(scale)),
     "partial in an object": lambda scale: Holder(functools.partial(lambda _, upstream: scale(upstream), 0)),
+    "keyword of a partial": lambda scale: functools.partial(lambda upstream, scale: scale(upstream), scale=scale),
     "argument of a partial": lambda scale: functools.partial(lambda scale, upstream: scale(upstream), scale),
     "default": lambda scale: lambda upstream, scale=scale: scale(upstream),
     "keyword default": lambda scale: lambda upstream, *, scale=scale: scale(upstream),
