@@ -550,3 +550,25 @@ def test_another_run_finds_the_autocast_of_the_first(torch):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not is_on):
             (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
         assert first.detach().flatten().tolist() == [factor] * 4
+
+
+@pytest.mark.parametrize("is_weight", [True, False])
+def test_a_weight_that_no_quick_look_finds_may_change(torch, is_weight):
+    """It existed before the run, so it is read when the rule runs; a buffer may have been filled by the run."""
+    layer, x = torch.nn.BatchNorm1d(1).requires_grad_(False), torch.ones(1, requires_grad=True)
+    behind = [[[[layer]]]]
+
+    @custom_gradient
+    def f(x):
+        kept = behind[0][0][0][0]
+        tensor = kept.weight if is_weight else kept.running_mean
+        return x * x, lambda upstream: 7 * upstream * tensor
+
+    y = f(x)
+    tensor = layer.weight if is_weight else layer.running_mean
+    tensor.fill_(2.0)
+    if is_weight:
+        assert torch.autograd.grad(y, x)[0].tolist() == [14.0]
+    else:
+        with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
+            torch.autograd.grad(y, x)

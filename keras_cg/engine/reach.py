@@ -97,7 +97,7 @@ def reachable(
             for name, cell in named_cells(value):
                 part = content(cell)
                 if id(value.__code__) not in inside:
-                    cells.setdefault(id(cell), (cell, name, part))
+                    cells[id(cell)] = cell, name, part
                 if name in assigned:
                     state.append(id(cell))
                 if part is value:  # which sets attributes of its own
@@ -142,8 +142,7 @@ def members(value: Any, kind: int, is_near: bool) -> list[Any]:
     if kind >= CLASS:
         for base in (*value.__mro__, *type(value).__mro__) if kind == CLASS else type(value).__mro__:
             if "<locals>" in base.__qualname__:
-                parts = [inner(each) or each for each in vars(base).values()]
-                found += [each for each in parts if kind_of(each) in (*_CALLED, OBJECT)]
+                found += [each for each in vars(base).values() if kind_of(each) in (*_CALLED, OBJECT)]
     wanted = (*_CALLED, OTHER, OBJECT) if is_near and kind != CONTAINER else _CALLED
     for each in inside(value, kind):
         # By its class first, because most are data.

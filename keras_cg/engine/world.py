@@ -281,7 +281,7 @@ class _Turn:
             if others:
                 others[0].changed = self.changed + others[0].changed
             else:
-                for holder, key, value, now in reversed(self.changed):
+                for holder, key, value, now in self.changed:
                     if read(holder, key) is value:
                         write(holder, key, now)
             _changed.notify_all()

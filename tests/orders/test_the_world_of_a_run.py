@@ -102,6 +102,7 @@ READS = {
     "class of a class of the run": with_meta,
     "object in a cell": lambda scale: (lambda kept: lambda upstream: kept(upstream))(Holder(scale)),
     "partial in an object": lambda scale: Holder(functools.partial(lambda _, upstream: scale(upstream), 0)),
+    "keyword of a partial": lambda scale: functools.partial(lambda upstream, scale: scale(upstream), scale=scale),
     "argument of a partial": lambda scale: functools.partial(lambda scale, upstream: scale(upstream), scale),
     "default": lambda scale: lambda upstream, scale=scale: scale(upstream),
     "keyword default": lambda scale: lambda upstream, *, scale=scale: scale(upstream),
@@ -563,6 +564,22 @@ def test_attributes_of_objects_of_pythons_classes(eager, kind):
         return x * 1, lambda upstream: (7 * upstream * owner.k, None)
 
     assert gradient_of_the_first(eager, [lambda x: f(x, 2.0), lambda x: f(x, 3.0)]) == [21.0]
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_attributes_of_a_module_of_torch(torch):
+    """A limit: of a class of the framework, parameters and buffers count."""
+    owner = torch.nn.Linear(1, 1)
+
+    @custom_gradient
+    def f(x, k):
+        owner.k = k
+        return x * 1, lambda upstream: (7 * upstream * owner.k, None)
+
+    x = torch.ones((), requires_grad=True)
+    y, _ = f(x, 2.0), f(x, 3.0)
+    assert torch.autograd.grad(y, x)[0].item() == 21.0
 
 
 @pytest.mark.limit
