@@ -110,8 +110,10 @@ def reachable(
         elif depth < 4:
             # Behind objects and containers, only functions, and the objects in attributes.
             waiting += [(each, 4 if kind_of(each) < CONTAINER else 3) for each in members(value, kind, depth < 2)]
-        if depth < 4 if kind >= OTHER else depth < 2 and (kind == CLASS or (depth and kind != CONTAINER)):
-            objects += [value, type(value)] if depth == 0 and kind == OBJECT else [value]
+        if kind >= OTHER and depth < 4:
+            objects += [value] if depth or kind == OTHER else [value, type(value)]
+        elif (kind == CLASS and depth < 2) or (kind < CONTAINER and depth == 1):
+            objects.append(value)
     for key in state:
         cells[key] = None
     return cells, objects

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from keras_cg import custom_gradient, grad, recipes, vjp
-from keras_cg.engine.reach import kinds
+from keras_cg.engine.reach import kind_of, kinds, members
+from keras_cg.engine.world import note
 
 REFUSED = "ran again for a derivative, and its rule is not that of the first run"
 
@@ -138,6 +139,20 @@ def test_a_variable_that_only_the_rule_leads_to(eager, name):
         rule = READS[name](lambda upstream: 7 * upstream * k)
         pullbacks.append(vjp(custom_gradient(lambda x, rule=rule: (x * 1, rule)), one)[1])
     assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [14.0, 21.0]
+
+
+@pytest.mark.only("numpy")
+def test_what_costs_nothing(backend):
+    """Variables of the run itself, whose frame is over, are no part of its world; a long container is data."""
+
+    def f(x):
+        scale = 7.0
+        helper = lambda upstream: upstream * scale
+        return x * 1, lambda upstream: helper(upstream)
+
+    assert note(None, f(1.0)[1], f)[0] is None
+    pieces = [lambda upstream: 7 * upstream] * 20_000
+    assert not members(pieces, kind_of(pieces), True) and members(pieces[:9], kind_of(pieces), True)
 
 
 def from_a_global(x):
