@@ -1,4 +1,4 @@
-"""What the backward pass needs of a call, beside the saved tensors."""
+"""The state of a call for its backward pass, beside the saved tensors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SavedCall:
         before is state, unless the run has written to it.
         """
         self.fun, self.run, self.number, self.watched = run.call, run, len(tensors), inputs
-        call, is_closed, pointer, held = run.call, run.is_closed, None, []
+        call, is_closed, pointer, residuals = run.call, run.is_closed, None, []
         if len(outputs) == 1 and call.is_plain and type(output := outputs[0]) in plain:
             found = set()
             try:
@@ -95,11 +95,11 @@ class SavedCall:
                 if pointer is not None and part is not output and type(part) in plain and part.data_ptr() == pointer:
                     is_closed = False  # as `output.data` is, which does not tell that the output is changed
                 if id(part) not in existing:
-                    held.append((part, version(part) if part.is_inference() else part._version))
+                    residuals.append((part, version(part) if part.is_inference() else part._version))
         if not is_closed:
             self.watch(tensors, outputs)
         self.cells = len(self.watched)
-        self.watched += held
+        self.watched += residuals
         if run.takes_output:
             self.outputs = len(outputs)
 
@@ -140,11 +140,10 @@ class SavedCall:
         pullback = capturing.run_again(self.fun, fun, inputs)
         if is_changed(self.watched):
             self.refuse_changes()
-        with self.guard():
-            if self.run is not None:
-                self.run.check(pullback, gradients)
-            elif self.facts is not None:
-                pullback.check_outline(inputs, residuals, self.facts, gradients)
+        if self.run is not None:
+            self.run.check(pullback, gradients)
+        elif self.facts is not None:
+            pullback.check_outline(inputs, residuals, self.facts, gradients)
         return fun(*inputs)[1] if pullback.is_used_up else pullback
 
     def copied(self, gradients: Sequence[Any]) -> Sequence[Any]:
