@@ -65,9 +65,10 @@ class World:
         frame = None if fun is None else known_facts.get(id(fun.__code__)) or facts(fun.__code__)
         owner = user.__self__ if type(user) is MethodType else user
         is_alone = owner is fun or (kinds.get(type(owner)) == OBJECT and not members(owner, OBJECT, True))
-        cells = _data_in(fun, frame) if is_alone and frame is not None and not static else None
+        objects: list[Any] = [] if owner is fun else [owner, type(owner)]
+        cells = _simple_cells(fun, frame, objects) if is_alone and frame is not None and not static else None
         if cells is not None:  # as a walk would find, for most functions and methods
-            self.cells, objects = cells, [] if owner is fun else [owner, type(owner)]
+            self.cells = cells
         else:
             self.cells, objects = reachable(user, static, frame, fun)
         self.holders: list[Any] = [each for owner in objects for each in holders_of(owner)]
@@ -221,15 +222,18 @@ def _is_data(value: Any) -> bool:
     return kind_of(value) == DATA or keeps_nothing(value)
 
 
-def _data_in(fun: FunctionType, frame: Facts) -> dict[int, Variable | None] | None:
-    """Returns the variables of a function, if they hold data alone and it assigns none of them; else None."""
+def _simple_cells(fun: FunctionType, frame: Facts, objects: list[Any]) -> dict[int, Variable | None] | None:
+    """Returns the variables of a function, if they lead to data and helpers alone, which are added to the objects."""
     cells: dict[int, Variable | None] = {}
     if frame.assigned or _leads_by_defaults(fun):
         return None
     for name, cell in named_cells(fun):
         value = content(cell)
         if kinds.get(type(value)) != DATA:
-            return None
+            # A function that leads nowhere, unless a run sets an attribute of it.
+            if type(value) is not FunctionType or leads_outside(value) or value.__dict__:
+                return None
+            objects.append(value)
         cells[id(cell)] = cell, name, value
     return cells
 

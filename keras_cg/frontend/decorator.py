@@ -107,8 +107,10 @@ class CustomGradient(Decorated, Generic[P, Output]):
                 if not engine:
                     # Nothing is differentiated, so there is nothing to attach the rule to.
                     pair: Any = self.__wrapped__(*args)  # type: ignore[call-arg]
-                    if type(pair) is tuple and len(pair) == 2 and type(pair[0]) in plain and callable(pair[1]):
-                        return backend.constant(pair[0])  # type: ignore[no-any-return]
+                    if type(pair) is tuple and len(pair) == 2 and callable(pair[1]):
+                        output = pair[0]
+                        if type(output) in plain or backend.is_plain(output):
+                            return backend.constant(output)  # type: ignore[no-any-return]
                     return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]
                 function = call.Call(backend, self._name, self.__wrapped__, len(args))
                 function.engine = engine
