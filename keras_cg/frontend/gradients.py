@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from keras_cg import errors, user_code
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.frontend import messages
+from keras_cg.frontend import messages, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.pytree import compatible, describe
 
@@ -44,10 +45,39 @@ def collect(
     is_asked = not is_served and (needs_grad is None or any(needs_grad))
     if gradients and is_asked and all([gradient is None for gradient in gradients]):
         _warn(arguments, rule or arguments.user)
+    if needs_grad is not None and _is_misread(
+        arguments, result.result if is_served else result, gradients, needs_grad, rule or arguments.user
+    ):
+        index = [each is None and needed for each, needed in zip(gradients, needs_grad, strict=True)].index(True)
+        raise messages.misread_needs(arguments.name, label())
     for index, (gradient, spec) in enumerate(zip(gradients, specs, strict=True)):
         is_needed = needs_grad is None or needs_grad[index]
         checked.append(check(arguments, gradient, spec, label) if is_needed else None)
     return tuple(checked)
+
+
+def needs_input_grad(arguments: Arguments, needs_grad: Sequence[bool]) -> tuple[bool, ...]:
+    """Returns what a rule or a function gets as `needs_input_grad`: a boolean for each tensor argument.
+
+    Raises TypeError where they differ, and belong to a dict that the user wrote down in another order.
+    """
+    if len({*needs_grad}) > 1 and not arguments.static.is_in_order(arguments.static.places):
+        raise messages.unsorted_needs(arguments.name)
+    return tuple(needs_grad)
+
+
+def _is_misread(
+    arguments: Arguments, result: Any, gradients: Sequence[Any], needs_grad: Sequence[bool], rule: Any
+) -> bool:
+    """Whether a rule may have read `needs_input_grad` as if static arguments had a boolean, too."""
+    static = arguments.static
+    if [*static.places] == [*range(len(static.places))] or not isinstance(result, (tuple, list)):
+        return False
+    is_missing = map(operator.and_, needs_grad, [each is None for each in gradients])
+    if len(result) != len(static.leaves) or not any(is_missing):
+        return False
+    parameters = signature.parameters(rule)
+    return signature.NEEDS in arguments.extras or (parameters is not None and signature.NEEDS in parameters.names())
 
 
 def _for_each(arguments: Arguments, specs: Sequence[Spec], result: Any) -> Sequence[Any]:
