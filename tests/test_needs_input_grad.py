@@ -401,10 +401,10 @@ def test_a_boolean_for_each_argument_is_refused(eager):
 
         return alpha * x * w + b, grad
 
-    x, w = eager.tensor(X), eager.tensor(2 * X)
-    message = "returned no gradient for b, which is asked for, and has a place for each static argument"
+    x, b = eager.tensor(X), eager.tensor(2 * X)
+    message = "returned no gradient for w, which is asked for, and has a place for each static argument"
     with pytest.raises(GradientError, match=message):
-        eager.gradients(lambda b: f(2.0, x, w, b), X)
+        eager.gradients(lambda w: f(2.0, x, w, b), X)
 
 
 def test_booleans_of_a_dict_in_another_order_are_refused(eager, backend):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -45,11 +44,12 @@ def collect(
     is_asked = not is_served and (needs_grad is None or any(needs_grad))
     if gradients and is_asked and all([gradient is None for gradient in gradients]):
         _warn(arguments, rule or arguments.user)
-    if needs_grad is not None and _is_misread(
-        arguments, result.result if is_served else result, gradients, needs_grad, rule or arguments.user
-    ):
-        index = [each is None and needed for each, needed in zip(gradients, needs_grad, strict=True)].index(True)
-        raise messages.misread_needs(arguments.name, label())
+    if needs_grad is not None and any([gradient is None for gradient in gradients]):
+        whole = result.result if is_served else result
+        misread = _misread(arguments, whole, gradients, needs_grad, rule or arguments.user)
+        if misread is not None:
+            index = misread
+            raise messages.misread_needs(arguments.name, label())
     for index, (gradient, spec) in enumerate(zip(gradients, specs, strict=True)):
         is_needed = needs_grad is None or needs_grad[index]
         checked.append(check(arguments, gradient, spec, label) if is_needed else None)
@@ -66,18 +66,20 @@ def needs_input_grad(arguments: Arguments, needs_grad: Sequence[bool]) -> tuple[
     return tuple(needs_grad)
 
 
-def _is_misread(
+def _misread(
     arguments: Arguments, result: Any, gradients: Sequence[Any], needs_grad: Sequence[bool], rule: Any
-) -> bool:
-    """Whether a rule may have read `needs_input_grad` as if static arguments had a boolean, too."""
-    static = arguments.static
-    if [*static.places] == [*range(len(static.places))] or not isinstance(result, (tuple, list)):
-        return False
-    is_missing = map(operator.and_, needs_grad, [each is None for each in gradients])
-    if len(result) != len(static.leaves) or not any(is_missing):
-        return False
+) -> int | None:
+    """Returns the place of a gradient that a rule left out, as if static arguments had a boolean, too; else None."""
+    places, is_flat = arguments.static.places, isinstance(result, (tuple, list))
+    if not is_flat or len(result) != len(arguments.static.leaves) or [*places] == [*range(len(places))]:
+        return None
     parameters = signature.parameters(rule)
-    return signature.NEEDS in arguments.extras or (parameters is not None and signature.NEEDS in parameters.names())
+    if signature.NEEDS not in arguments.extras and (parameters is None or signature.NEEDS not in parameters.names()):
+        return None
+    for index, (place, gradient) in enumerate(zip(places, gradients, strict=True)):
+        if gradient is None and needs_grad[index] and place < len(needs_grad) and not needs_grad[place]:
+            return index
+    return None
 
 
 def _for_each(arguments: Arguments, specs: Sequence[Spec], result: Any) -> Sequence[Any]:
