@@ -572,3 +572,71 @@ def test_a_weight_that_no_quick_look_finds_may_change(torch, is_weight):
     else:
         with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
             torch.autograd.grad(y, x)
+
+
+HOLDERS = {
+    "tuple": lambda z: (z,),
+    "list": lambda z: [z],
+    "dict": lambda z: {"a": z},
+    "dict in a list": lambda z: [{"a": z}],
+    "object": lambda z: types.SimpleNamespace(a=z),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("of", ["intermediate", "view of the output"])
+def test_what_a_rule_holds_in_a_container_may_not_change_in_place(torch, holder, of):
+    kept = []
+
+    @custom_gradient
+    def f(x):
+        y = x * 3
+        z = x * 3 if of == "intermediate" else y.view(-1)
+        kept.append(z)
+        container = HOLDERS[holder](z)
+
+        def grad(upstream):
+            (value,) = torch.utils._pytree.tree_leaves(getattr(container, "a", container))
+            return 7 * upstream * value
+
+        return y, grad
+
+    x = leaf(X)
+    np.testing.assert_allclose(gradient(f(x), x), 21 * X)
+    y = f(x)
+    with torch.no_grad():
+        kept[-1].mul_(2)
+    with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
+        gradient(y, x)
+
+
+WAYS_TO_RETURN_IT = {
+    "itself": lambda output: output,
+    "detached": lambda output: output.detach(),
+    "data": lambda output: output.data,
+    "view": lambda output: output.view(-1)[:],
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_RETURN_IT)
+def test_a_gradient_that_is_the_output_is_a_copy(torch, way):
+    f = custom_gradient(lambda x: (x * 3, lambda upstream, output: WAYS_TO_RETURN_IT[way](output)))
+    x = leaf(X)
+    y = f(x)
+    y.sum().backward(retain_graph=True)
+    np.testing.assert_allclose(x.grad, 3 * X)
+    x.grad.zero_()
+    np.testing.assert_allclose(y.detach(), 3 * X)
+    y.sum().backward(retain_graph=True)
+    np.testing.assert_allclose(x.grad, 3 * X)
+    (found,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with torch.no_grad():
+        found.zero_()
+    np.testing.assert_allclose(y.detach(), 3 * X)
+    value, pull = torch.func.vjp(f, torch.tensor(X))
+    pull(torch.ones(3))[0].zero_()
+    np.testing.assert_allclose(value, 3 * X)
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
+    y = compiled(x)
+    torch.autograd.grad(y.sum(), x)[0].zero_()
+    np.testing.assert_allclose(y.detach(), 3 * X)

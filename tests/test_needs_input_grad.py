@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_cg
-from keras_cg import custom_gradient, ops, recipes
+from keras_cg import GradientError, custom_gradient, ops, recipes
 
 X, W = np.array([1.0, 2.0], np.float32), np.array([3.0, 5.0], np.float32)
 
@@ -387,3 +387,37 @@ def test_an_argument_that_the_function_also_reads_through_its_module(torch, vari
     assert str(caught.value).splitlines()[0] == (
         f"{name} reads its tensor argument 2 in another way, too, which the gradient of that argument may leave out."
     )
+
+
+def test_a_boolean_for_each_argument_is_refused(eager):
+    """Numbers have none: a rule that counts them would leave out a gradient that is asked for."""
+
+    @custom_gradient
+    def f(alpha, x, w, b):
+        def grad(upstream, needs_input_grad):
+            needed = (*needs_input_grad, False)
+            gradients = 7 * alpha * upstream * w, 11 * alpha * upstream * x, 13 * upstream
+            return None, *[each if needed[place] else None for place, each in enumerate(gradients, 1)]
+
+        return alpha * x * w + b, grad
+
+    x, b = eager.tensor(X), eager.tensor(2 * X)
+    message = "returned no gradient for w, which is asked for, and has a place for each static argument"
+    with pytest.raises(GradientError, match=message):
+        eager.gradients(lambda w: f(2.0, x, w, b), X)
+
+
+def test_booleans_of_a_dict_in_another_order_are_refused(eager, backend):
+    def f(p):
+        def grad(upstream, needs_input_grad):
+            return {"b": 7 * upstream * p["a"], "a": 11 * upstream * p["b"]}
+
+        return p["b"] * p["a"], grad
+
+    decorated = custom_gradient(f)
+    other = eager.tensor(2 * X)
+    both = eager.gradients(lambda b, a: decorated({"b": b, "a": a}), X, 2 * X)
+    np.testing.assert_allclose(both, [14 * X, 11 * X])
+    np.testing.assert_allclose(eager.gradients(lambda b: decorated({"a": other, "b": b}), X)[0], 14 * X)
+    with pytest.raises(TypeError, match="is about a dict whose keys were not inserted in sorted order"):
+        eager.gradients(lambda b: decorated({"b": b, "a": other}), X)

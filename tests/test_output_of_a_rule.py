@@ -414,3 +414,14 @@ def test_a_backend_that_gives_no_outputs(monkeypatch):
         f"the rule of {root().__wrapped__.__qualname__} takes the output, which this backend does not give to a rule."
     )
     assert [*inspect.signature(told).parameters][-1] == "outputs"
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_a_rule_under_no_grad_is_a_constant_in_second_order(torch):
+    f = custom_gradient(lambda x: (x * x, torch.no_grad()(lambda upstream: 7 * upstream * x)))
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+    assert not first.requires_grad
+    (second,) = torch.autograd.grad((first + x * x).sum(), x)
+    np.testing.assert_allclose(second, [2.0, 4.0])  # the rule says 7 + 2 x

@@ -19,7 +19,7 @@ from keras_cg.engine.contract import Backend
 from keras_cg.engine.world import World, are_data, leads_outside
 from keras_cg.frontend import arguments, config, messages, pytree, signature
 from keras_cg.frontend.arguments import Arguments
-from keras_cg.frontend.gradients import Spec, check_variables, collect
+from keras_cg.frontend.gradients import Spec, check_variables, collect, needs_input_grad
 from keras_cg.frontend.run import Run
 from keras_cg.frontend.tree import SINGLE, Tree
 
@@ -52,7 +52,7 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
     if decorated.is_told:
         # The same answer in every run, so that no rule differs by it.
         needed = backend.needs_grad(tensors) if function.engine else [False] * len(tensors)
-        function.extras = {signature.NEEDS: tuple(needed)}
+        function.extras = {signature.NEEDS: needs_input_grad(function, needed)}
     if function.engine:
         return function.finish(backend.attach(function, tensors))
     # Nothing is differentiated, so there is nothing to attach the rule to.

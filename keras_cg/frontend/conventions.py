@@ -11,6 +11,7 @@ from keras_cg import errors, user_code
 from keras_cg.engine.functions import UNREAD, facts, innermost, known_facts
 from keras_cg.frontend import messages, signature
 from keras_cg.frontend.arguments import Arguments
+from keras_cg.frontend.gradients import needs_input_grad
 from keras_cg.frontend.signature import Parameters
 from keras_cg.frontend.tree import Tree
 
@@ -123,7 +124,7 @@ class Convention:
         args, kwargs = self._arrange(upstreams)
         extras: dict[str, Any] = {"variables": list(variables)} if variables else {}
         if self.parameters is not None and "needs_input_grad" in self.parameters.names():
-            extras["needs_input_grad"] = tuple(needs_grad)
+            extras["needs_input_grad"] = needs_input_grad(self.arguments, needs_grad)
         if outputs is not None:
             extras["output"] = self.output.combine(outputs[: len(self.output.places)])
         for place, name in enumerate(() if self.parameters is None else self.parameters.positional):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from keras_cg import errors, user_code
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.frontend import messages
+from keras_cg.frontend import messages, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.pytree import compatible, describe
 
@@ -44,10 +44,42 @@ def collect(
     is_asked = not is_served and (needs_grad is None or any(needs_grad))
     if gradients and is_asked and all([gradient is None for gradient in gradients]):
         _warn(arguments, rule or arguments.user)
+    if needs_grad is not None and any([gradient is None for gradient in gradients]):
+        whole = result.result if is_served else result
+        misread = _misread(arguments, whole, gradients, needs_grad, rule or arguments.user)
+        if misread is not None:
+            index = misread
+            raise messages.misread_needs(arguments.name, label())
     for index, (gradient, spec) in enumerate(zip(gradients, specs, strict=True)):
         is_needed = needs_grad is None or needs_grad[index]
         checked.append(check(arguments, gradient, spec, label) if is_needed else None)
     return tuple(checked)
+
+
+def needs_input_grad(arguments: Arguments, needs_grad: Sequence[bool]) -> tuple[bool, ...]:
+    """Returns what a rule or a function gets as `needs_input_grad`: a boolean for each tensor argument.
+
+    Raises TypeError where they differ, and belong to a dict that the user wrote down in another order.
+    """
+    if len({*needs_grad}) > 1 and not arguments.static.is_in_order(arguments.static.places):
+        raise messages.unsorted_needs(arguments.name)
+    return tuple(needs_grad)
+
+
+def _misread(
+    arguments: Arguments, result: Any, gradients: Sequence[Any], needs_grad: Sequence[bool], rule: Any
+) -> int | None:
+    """Returns the place of a gradient that a rule left out, as if static arguments had a boolean, too; else None."""
+    places, is_flat = arguments.static.places, isinstance(result, (tuple, list))
+    if not is_flat or len(result) != len(arguments.static.leaves) or [*places] == [*range(len(places))]:
+        return None
+    parameters = signature.parameters(rule)
+    if signature.NEEDS not in arguments.extras and (parameters is None or signature.NEEDS not in parameters.names()):
+        return None
+    for index, (place, gradient) in enumerate(zip(places, gradients, strict=True)):
+        if gradient is None and needs_grad[index] and place < len(needs_grad) and not needs_grad[place]:
+            return index
+    return None
 
 
 def _for_each(arguments: Arguments, specs: Sequence[Spec], result: Any) -> Sequence[Any]:

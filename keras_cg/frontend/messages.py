@@ -72,6 +72,14 @@ told_by_the_decorator = message(
 )
 
 
+unsorted_needs = message(
+    TypeError,
+    "needs_input_grad of {0} is about a dict whose keys were not inserted in sorted order.",
+    cause="booleans in the order of insertion, while they come by sorted keys.",
+    remedy="insert the keys in sorted order, or ask for no needs_input_grad.",
+)
+
+
 argument_of_tf_function = message(
     TypeError,
     "{0} cannot be an argument of a tf.function, which would call it without its rule.",
@@ -148,6 +156,14 @@ ambiguous = _wrong(
     "gradients that fit its arguments in two ways",
     "None or 0 for a whole pytree, in a result that is also a flat list with one part per leaf.",
     "return the same pytree as the arguments, with None at each leaf that has no gradient.",
+)
+
+
+misread_needs = message(
+    GradientError,
+    "the rule of {0} returned no gradient for {1}, which is asked for, and has a place for each static argument.",
+    cause="needs_input_grad with a boolean for each argument; it has one for each tensor argument alone.",
+    remedy="count the tensor arguments alone: nx, nw = needs_input_grad.",
 )
 
 

@@ -195,7 +195,7 @@ class Attached(torch.autograd.Function):
             if "One of the differentiated Tensors does not require grad" not in str(error):
                 raise
             raise messages.detached_argument(call.fun.name) from error
-        if not is_recorded:
+        if not is_recorded or call.outputs:
             gradients = call.copied(gradients)
         if not keeps_graph():
             # The function, too: a variable from outside may lead to the output, and so to this node.

@@ -96,4 +96,7 @@ class _Compiling(torch.autograd.Function):
             saved = ctx.saved_tensors
             outputs = saved[len(saved) - ctx.saved_count :]
         gradients, _ = ctx.pullback(cotangents, (), ctx.needs_grad, None, outputs)
+        if ctx.saved_count:
+            # It may be the output itself, and a gradient belongs to the caller.
+            gradients = [None if each is None else each.clone() for each in gradients]
         return (None, None, None, None, None, *[None] * ctx.count, *gradients)

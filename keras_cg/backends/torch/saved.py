@@ -21,11 +21,23 @@ from keras_cg.backends.torch.tensors import (
 )
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Pullback
+from keras_cg.engine.reach import inside, kind_of
 
 
 def existing(values: Iterable[Any]) -> list[tuple[torch.Tensor, Any]]:
     """Returns the tensors among what a run has at hand, each with its version before the run."""
     return [(each, version(each)) for each in values if isinstance(each, torch.Tensor)]
+
+
+# Most of what a rule holds beside tensors has no other ones in it.
+_ALONE = (int, float, str, type(None))
+
+
+def _inside(value: Any) -> list[torch.Tensor]:
+    """Lists the tensors in a container or an object, and in those there."""
+    parts = inside(value, kind_of(value))
+    further = [each for part in parts for each in inside(part, kind_of(part))]
+    return [each for each in (*parts, *further) if isinstance(each, torch.Tensor)]
 
 
 class SavedCall:
@@ -90,18 +102,22 @@ class SavedCall:
             existing, call.existing = {id(tensor): (tensor, before) for tensor, before in call.existing}, ()
             both = existing.values()
             self.written = [(tensor, version(tensor)) for tensor, before in both if version(tensor) != before]
-        for part in (*run.residuals, *run.args) if run.args else run.residuals:
-            if isinstance(part, torch.Tensor):
+        parts = [*run.residuals, *run.args]
+        for part in parts:
+            if not isinstance(part, torch.Tensor):
+                if not isinstance(part, _ALONE):
+                    parts += _inside(part)
+            else:
                 if pointer is not None and part is not output and type(part) in plain and part.data_ptr() == pointer:
                     is_closed = False  # as `output.data` is, which does not tell that the output is changed
                 if id(part) not in existing:
                     residuals.append((part, version(part) if part.is_inference() else part._version))
-        if not is_closed:
+        if run.takes_output:
+            self.outputs = len(outputs)
+        if not is_closed or run.takes_output:
             self.watch(tensors, outputs)
         self.cells = len(self.watched)
         self.watched += residuals
-        if run.takes_output:
-            self.outputs = len(outputs)
 
     def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Notes the outputs, too, for a rule that may reach them by something that it holds."""

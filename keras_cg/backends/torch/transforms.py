@@ -150,6 +150,8 @@ class _SavedCall:
             if pullback.is_used_up:
                 _, pullback = self.fun(*saved[:count])
             gradients, others = pullback(cotangents, variables, needs_grad, **extras)
+            if self.outputs:  # it may be the output itself, and a gradient belongs to the caller
+                gradients = [None if each is None else each.clone() for each in gradients]
         hidden = [describe(each) for each in operands.captured.values() if _is_batched_or_dead(each)]
         if hidden:
             raise messages.hidden_in_rule(self.fun.name, hidden[0])
