@@ -286,14 +286,12 @@ _SMALL = (
     " gradients are, which engine of torch is at work. A Function that is written by hand asks none of this."
 )
 _NESTS = "optree flattens the arguments and the output, and what the rule gets and returns."
-_NOISE = "The quartiles are farther apart than that: noise of the machine."
 _OF_NUMPY = "NumPy takes a microsecond for 8 numbers, and each frame of ours a part of one."
 REASONS: tuple[tuple[str, str], ...] = (
     ("torch, log1pexp, 8 numbers: call", "The function may capture something, which only its outputs show."),
     ("torch, log1pexp, 8 numbers: aot_eager", _GUARDS),
     ("torch, log1pexp, 8 numbers: inductor", _GUARDS),
     ("torch, two in two out in a nest: aot_eager", _GUARDS),
-    ("torch, log1pexp, 1,000,000", "The argument is kept for a second derivative: one array more in memory."),
     ("torch, two in two out", _NESTS),
     ("torch, a dict", _NESTS),
     ("torch, a nest", "Each leaf is detached, and its version and its gradient are checked."),
@@ -302,14 +300,8 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("torch, second order", "The function runs again, and its rule is compared with the first."),
     ("torch, ", _SMALL),
     ("torch: bytes held", "Keras's idiom gets the arguments, and a second derivative needs them."),
-    ("jax, a chain", "The function is traced by itself first, to find what it closes over."),
     ("jax: bytes held", "Keras's idiom gets the arguments, which are kept for it."),
     ("jax: a gradient", "Eager JAX takes a part of the time for operations that cost nothing elsewhere."),
-    ("jax, log1pexp", _NOISE),
-    ("tensorflow, log1pexp, 1,000,000", _NOISE),
-    ("tensorflow, log1pexp, 8 numbers: jit_compile", _NOISE),
-    ("tensorflow, two in two out", _NOISE),
-    ("tensorflow, log1pexp, 8 numbers", "The arguments are copied, so that a tape sees the call as one step."),
     ("numpy, a nest", "Each gradient of a leaf is checked, and copied if it shares memory."),
     ("numpy, ", _OF_NUMPY),
 )
