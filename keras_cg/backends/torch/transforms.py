@@ -42,11 +42,8 @@ Tensors = Sequence[torch.Tensor]
 def with_transforms(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     """Runs `fun` on detached tensors, notes which tensors of a level it captures, and attaches the rule."""
     if _forward_levels() > 1:
-        raise messages.rule_dropped(
-            "forward mode inside forward mode",
-            "take one of the two derivatives in reverse, as torch.func.hessian does",
-            fun.name,
-        )
+        remedy = "take one of the two derivatives in reverse, as torch.func.hessian does"
+        raise messages.rule_dropped("forward mode inside forward mode", remedy, fun.name)
     inputs = [tensor.detach() for tensor in tensors]
     before = versions(inputs)
     with _Operands(fun.name, inputs) as operands:
@@ -150,8 +147,8 @@ class _SavedCall:
             if pullback.is_used_up:
                 _, pullback = self.fun(*saved[:count])
             gradients, others = pullback(cotangents, variables, needs_grad, **extras)
-            if self.outputs:  # it may be the output itself, and a gradient belongs to the caller
-                gradients = [None if each is None else each.clone() for each in gradients]
+        if self.outputs:  # it may be the output itself, and a gradient belongs to the caller
+            gradients = [None if each is None else each.clone() for each in gradients]
         hidden = [describe(each) for each in operands.captured.values() if _is_batched_or_dead(each)]
         if hidden:
             raise messages.hidden_in_rule(self.fun.name, hidden[0])
