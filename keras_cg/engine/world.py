@@ -153,7 +153,7 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
 
     Returns also what the rule holds, by a quick look; whether all that it can read is data; and the facts of a rule
-    that the run has defined and that holds data alone.
+    that the run has defined and that holds data and helpers alone.
     """
     fun = function.__func__ if type(function) is MethodType else function
     if type(rule) is FunctionType and type(fun) is FunctionType:
@@ -169,12 +169,16 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
                 parts.append(function)
             if own.__defaults__ or own.__kwdefaults__:
                 parts += [*(own.__defaults__ or ()), *(own.__kwdefaults__ or {}).values()]
+            rules: dict[int, Variable | None] = {}
+            is_data = is_closed(own) if known.is_closed is None else known.is_closed
             for part in parts:
                 if kinds.get(type(part)) != DATA:
-                    break
+                    if not _add_helper(part, rules):
+                        break
+                    is_data = is_data and is_closed(part)
             else:
-                is_data = is_closed(own) if known.is_closed is None else known.is_closed
-                return None if opened is None else opened.close({}, frame.sets), parts, is_data, known
+                opened = World(function) if opened is None and rules else opened
+                return None if opened is None else opened.close(rules, frame.sets), parts, is_data, known
     user = innermost(function)
     frame = None if user is None else facts(user.__code__)
     rules, _ = reachable(rule, (), frame, user)
@@ -230,12 +234,23 @@ def _simple_cells(fun: FunctionType, frame: Facts, objects: list[Any]) -> dict[i
     for name, cell in named_cells(fun):
         value = content(cell)
         if kinds.get(type(value)) != DATA:
-            # A function that leads nowhere, unless a run sets an attribute of it.
-            if type(value) is not FunctionType or leads_outside(value) or value.__dict__:
+            if not _add_helper(value, cells):
                 return None
             objects.append(value)
         cells[id(cell)] = cell, name, value
     return cells
+
+
+def _add_helper(value: Any, cells: dict[int, Variable | None]) -> bool:
+    """Adds the variables of a function that leads to data alone; returns False for another value."""
+    if type(value) is not FunctionType or value.__dict__ or facts(value.__code__).assigned or _leads_by_defaults(value):
+        return False
+    for name, cell in named_cells(value):
+        part = content(cell)
+        if kinds.get(type(part)) != DATA:
+            return False
+        cells.setdefault(id(cell), (cell, name, part))
+    return True
 
 
 # The turns that are taken now, in the order in which they began.
