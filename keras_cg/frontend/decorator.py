@@ -122,12 +122,6 @@ class CustomGradient(Decorated, Generic[P, Output]):
             tracebacks.hide_frames(error)
             raise
 
-    def of(self, fun: Any) -> Any:
-        """Decorates `fun` under the name of this function, because torch.compile (2.13) misreads it while it traces."""
-        other: CustomGradient[..., Any] = CustomGradient(fun)
-        other._name = self._name
-        return other
-
     @overload
     def __get__(self, instance: None, owner: type) -> CustomGradient[P, Output]: ...
     @overload

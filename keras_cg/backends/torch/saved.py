@@ -99,9 +99,9 @@ class SavedCall:
                 pass
         existing: Any = ()
         if call.existing:
-            existing, call.existing = {id(tensor): (tensor, before) for tensor, before in call.existing}, ()
-            both = existing.values()
-            self.written = [(tensor, version(tensor)) for tensor, before in both if version(tensor) != before]
+            existing = {id(tensor) for tensor, _ in call.existing}
+            both = [(tensor, before, version(tensor)) for tensor, before in call.existing]
+            self.written, call.existing = [(tensor, after) for tensor, before, after in both if after != before], ()
         parts = [*run.residuals, *run.args]
         for part in parts:
             if not isinstance(part, torch.Tensor):
@@ -138,7 +138,8 @@ class SavedCall:
         needs_grad = [each.requires_grad for each in tensors]
         probed = functools.partial(probe, outputs, saved[self.number :], needs_grad, **self.extras(outputs))
         residuals, self.facts = self.run.outline(inputs, probed)
-        self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
+        if self.storages is None:  # else `watch` has noted the same
+            self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
         self.run, self.watched, self.written = None, [], []
         return saveable(residuals)
 
