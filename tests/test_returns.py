@@ -252,7 +252,7 @@ def test_the_argument_is_named_by_its_path(eager):
 
 
 @pytest.mark.limit
-def test_an_output_that_is_a_number_of_python_is_no_tensor(eager):
+def test_an_output_that_is_a_number_of_python_is_no_tensor(frame):
     f = custom_gradient(lambda x: (3.0, lambda upstream: 7 * upstream))
-    (found,) = eager.gradients(lambda x: f(x) * x, np.array([2.0], np.float32))
+    (found,) = frame.gradients(lambda x: f(x) * x, np.array([2.0], np.float32))
     np.testing.assert_allclose(found, [3.0])  # the rule says 3 + 7 * 2

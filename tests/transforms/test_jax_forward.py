@@ -36,6 +36,19 @@ def test_several_arguments_of_which_some_have_no_tangent(eager, jax):
     check(jax.jit(jax.jacfwd(lambda s: run(x, y, s)["product"]))(2.0), np.full(3, 13.0))
 
 
+def test_a_rule_of_outputs_without_a_derivative_is_not_called(jax, eager):
+    def rule(upstream):
+        raise AssertionError
+
+    for number in (lambda x: 3.0, lambda x: ops.astype(ops.sum(x), "int32")):
+        g = custom_gradient(lambda x, number=number: (number(x), rule))
+        loss = lambda x, g=g: ops.sum(g(x) * x)
+        x, expected = eager.tensor(X), np.full_like(X, float(number(eager.tensor(X))))
+        for gradient in (jax.grad(loss), jax.jit(jax.grad(loss)), jax.jacfwd(loss)):
+            check(gradient(x), expected)
+            check(jax.vmap(gradient)(x[None])[0], expected)
+
+
 def test_what_python_looks_at_is_there(eager, jax):
     x, t = eager.tensor(X), eager.tensor(T)
     branching = custom_gradient(lambda x: (x * 2, (lambda u: 7 * u) if x[0] < 0 else (lambda u: 5 * u)))

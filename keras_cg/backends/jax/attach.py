@@ -169,6 +169,9 @@ def _run(
 def _flat(pullback: Pullback, outputs: Tensors, needs_grad: Sequence[bool], variables: Sequence[Any] = ()) -> FlatRule:
     """Returns the rule in JAX's convention for complex numbers; it takes one cotangent for each floating output."""
     floating = [is_floating(output) for output in outputs]
+    if not any(floating):
+        # Nothing can be differentiated, so no other framework calls the rule. JAX (0.8) asks for it nevertheless.
+        return lambda cotangents, outputs: [None] * (len(needs_grad) + len(variables))
 
     def rule(cotangents: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         arriving = map(conjugate, cotangents)

@@ -192,7 +192,7 @@ def _batched(
 
 def tie(rule: Rule, values: Sequence[Any], outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
     """Returns `outputs`, whose derivative with respect to `args` is what the rule around `values` says."""
-    return tuple(_tie.bind(*outputs, *values, *args, rule=rule, count=len(outputs)))
+    return tuple(_tie.bind(*outputs, *values, *args, rule=rule, count=len(outputs))) if outputs else ()
 
 
 def alone(
