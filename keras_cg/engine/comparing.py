@@ -165,7 +165,7 @@ def _stands(value: Any) -> bool:
     """Whether a value holds no tensor of a run: an array, a class that is no local one, a module of torch."""
     if isinstance(value, type):
         return "<locals>" not in value.__qualname__
-    return isinstance(value, _ARRAYS) or references.TABLES[0] in references.dict_of(value)
+    return isinstance(value, _ARRAYS) or references.is_module(references.dict_of(value))
 
 
 # --- values and their parts ------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Facts:
         own: Those of them that it assigns itself, and no function inside of it.
         named: The names of globals that it reads.
         asks: The names whose `requires_grad` it reads.
-        sets: The names of classes with the attributes that a run of it was seen to set.
+        sets: The attributes that a run of it was seen to set, by the name of the class.
         is_closed: Whether it reads nothing that changes, once `is_closed` has looked.
         changes: The names from outside on which it seems to set something.
         style: How a rule of this code is called, once `conventions.style` has read it.
@@ -48,7 +48,7 @@ class Facts:
 
     def __init__(self, code: CodeType):
         self.code = code
-        self.sets: set[tuple[str, str]] = set()
+        self.sets: dict[str, set[str]] = {}
         inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
         steps = [*dis.get_instructions(code)]
         stored = {step.argval for step in steps if step.opname in ("STORE_DEREF", "DELETE_DEREF")}

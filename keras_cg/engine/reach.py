@@ -9,7 +9,16 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType, Modul
 from typing import Any
 
 from keras_cg.engine.functions import ATOMS, Decorated, Facts, facts, inner, is_stable
-from keras_cg.engine.references import CONTAINERS, MISSING, TABLES, dict_of, elements
+from keras_cg.engine.references import (
+    CONTAINERS,
+    MISSING,
+    TABLES,
+    dict_of,
+    elements,
+    is_module,
+    names_of_framework,
+    of_class,
+)
 
 # What the walk does with a value: nothing with data (tensors, numbers, texts), nor at another end; or it enters a
 # function, what calls another one, a container, a class, or an object, of which a framework's sets no attributes.
@@ -17,8 +26,10 @@ DATA, END, FUNCTION, CALLER, CONTAINER, CLASS, OTHER, OBJECT = range(8)
 _CALLED = (FUNCTION, CALLER)
 _CALLERS = (functools.partial, MethodType, Decorated)
 _ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, bytearray)
-# The kinds of classes that exist longer than a run.
+# The kinds of classes that exist longer than a run; those of which nothing leads on, and those that hold nothing.
 kinds: dict[type, int] = {}
+quiet: set[type] = set()
+flat: set[type] = set()
 # Whether the tensors of a loaded backend include a value. They are ends, too.
 _are_tensors: list[Callable[[Any], bool]] = []
 
@@ -29,7 +40,8 @@ Variable = tuple[CellType, str, Any]
 def note_tensors(is_tensor: Callable[[Any], bool]) -> None:
     """Lets the walk end at the tensors of a backend, of which `is_tensor` tells."""
     _are_tensors.append(is_tensor)
-    kinds.clear()
+    for each in (kinds, quiet, flat):
+        each.clear()
 
 
 def kind_of(value: Any) -> int:
@@ -42,6 +54,10 @@ def kind_of(value: Any) -> int:
         is_told = known != CALLER or isinstance(value, _CALLERS)
         if is_told and not isinstance(value, type) and "<locals>" not in kind.__qualname__:
             kinds[kind] = known
+            if known in (DATA, END, CONTAINER):
+                quiet.add(kind)
+            if known < CONTAINER:
+                flat.add(kind)
     return known
 
 
@@ -60,7 +76,7 @@ def _kind_of(value: Any, kind: type) -> int:
     if isinstance(value, CONTAINERS):
         return CONTAINER
     # Of the objects of frameworks, modules of torch have tables, and our recipes hold functions of the user.
-    is_holder = kind.__module__.startswith("keras_cg.") or TABLES[0] in dict_of(value)
+    is_holder = kind.__module__.startswith("keras_cg.") or is_module(dict_of(value))
     return OBJECT if is_users or kind is SimpleNamespace else OTHER if is_holder else END
 
 
@@ -142,15 +158,25 @@ def members(value: Any, kind: int, is_near: bool) -> list[Any]:
     """Lists the functions of a container, of an object, or of a class that a function defined; and objects there."""
     found: list[Any] = [value.default_factory] if isinstance(value, collections.defaultdict) else []
     if kind >= CLASS:
-        for base in (*value.__mro__, *type(value).__mro__) if kind == CLASS else type(value).__mro__:
+        for base in (*value.__mro__, *type(value).__mro__) if kind == CLASS else local_bases(type(value)):
             if "<locals>" in base.__qualname__:
                 found += [each for each in vars(base).values() if kind_of(each) in (*_CALLED, OBJECT)]
     wanted = (*_CALLED, OTHER, OBJECT) if is_near and kind != CONTAINER else _CALLED
-    for each in inside(value, kind):
-        # By its class first, because most are data.
-        if kinds.get(type(each), FUNCTION) in wanted and kind_of(each) in wanted:
-            found.append(each)
+    parts = inside(value, kind)
+    if not quiet.issuperset(map(type, parts)):
+        found += [each for each in parts if kind_of(each) in wanted]
     return found
+
+
+@of_class
+def local_bases(kind: type) -> Sequence[type]:
+    """Lists a class and its bases, as far as functions defined them."""
+    return [base for base in kind.__mro__ if "<locals>" in base.__qualname__]
+
+
+def leads_on(value: Any, kind: int) -> bool:
+    """Whether an object may lead to functions or to other objects."""
+    return bool(local_bases(type(value))) or not quiet.issuperset(map(type, inside(value, kind)))
 
 
 def inside(value: Any, kind: int) -> Iterable[Any]:
@@ -160,8 +186,9 @@ def inside(value: Any, kind: int) -> Iterable[Any]:
     elif kind >= OTHER:
         attributes = dict_of(value)
         found = attributes.values()
-        if TABLES[0] in attributes:
-            found = [*found, *attributes[TABLES[1]].values(), *attributes[TABLES[2]].values()]
+        if is_module(attributes):
+            own = map(attributes.get, attributes.keys() - names_of_framework(type(value)))
+            found = [*own, *attributes[TABLES[1]].values(), *attributes[TABLES[2]].values()]
     else:
         return ()
     return found if len(found) <= _LONGEST else ()

@@ -124,19 +124,42 @@ def dict_of(value: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# The slots of the objects of each class that exists longer than a run.
-_slots: dict[type, list[Any]] = {}
+def is_module(attributes: Any) -> bool:
+    """Whether these are the attributes of a module of torch."""
+    return attributes.keys() >= _TABLES  # type: ignore[no-any-return]
 
 
+_TABLES = frozenset(TABLES)
+
+
+def of_class(fun: Callable[[type], Any]) -> Callable[[type], Any]:
+    """Keeps what a function says of each class, but for one that a function defined: that must not stay alive."""
+    known: dict[type, Any] = {}
+
+    def kept(kind: type) -> Any:
+        found = known.get(kind)
+        if found is None:
+            found = fun(kind)
+            if "<locals>" not in kind.__qualname__:
+                known[kind] = found
+        return found
+
+    return kept
+
+
+@of_class
+def names_of_framework(kind: type) -> frozenset[str]:
+    """Returns the attributes that a module of torch has for torch alone: tables, hooks and modes."""
+    # torch (2.13) annotates them all. Where it does not, they are looked at as the user's own are, which takes longer.
+    annotations = [vars(base).get("__annotations__", ()) for base in kind.__mro__]
+    return _TABLES.union(*[names for names in annotations if TABLES[0] in names])
+
+
+@of_class
 def slots(kind: type) -> list[Any]:
     """Lists the slots of the objects of a class."""
-    found = _slots.get(kind)
-    if found is None:
-        bases = [base for base in kind.__mro__[:-1] if "__slots__" in vars(base)]
-        found = [each for base in bases for each in vars(base).values() if type(each) is types.MemberDescriptorType]
-        if "<locals>" not in kind.__qualname__:
-            _slots[kind] = found
-    return found
+    bases = [base for base in kind.__mro__[:-1] if "__slots__" in vars(base)]
+    return [each for base in bases for each in vars(base).values() if type(each) is types.MemberDescriptorType]
 
 
 def slot_of(slot: Any, value: Any) -> Any:

@@ -22,20 +22,20 @@ from typing import Any
 
 from keras_cg.engine.functions import Facts, facts, innermost, is_closed, is_frameworks, keeps_nothing, known_facts
 from keras_cg.engine.reach import (
-    CONTAINER,
     DATA,
     OBJECT,
     OTHER,
     Variable,
     content,
+    flat,
     inside,
     kind_of,
     kinds,
-    members,
+    leads_on,
     named_cells,
     reachable,
 )
-from keras_cg.engine.references import MISSING, TABLES, dict_of, near, slot_of, slots
+from keras_cg.engine.references import MISSING, TABLES, dict_of, is_module, near, slot_of, slots
 
 # A place that can be bound again, and what was there. A place is a name or a slot in a holder: an object or a class, a
 # dict of a module of torch, or a variable.
@@ -52,9 +52,10 @@ class World:
         holders: Where the run may set something: objects, then the variables that the function assigns.
         before: What was in each of the objects before the run.
         cells: The variables from outside that the function can read, by identity; None for one that is state.
+        owner: The object of a method, if it leads to nothing but data.
     """
 
-    __slots__ = "before", "cells", "found", "holders", "left", "named"
+    __slots__ = "before", "cells", "found", "holders", "left", "named", "owner"
 
     def __init__(self, user: Any, static: Sequence[Any] = ()):
         self.found: list[Entry] = []
@@ -63,67 +64,90 @@ class World:
         fun = user.__func__ if type(user) is MethodType else user
         fun = fun if type(fun) is FunctionType else innermost(user)
         frame = None if fun is None else known_facts.get(id(fun.__code__)) or facts(fun.__code__)
-        owner = user.__self__ if type(user) is MethodType else user
-        is_alone = owner is fun or (kinds.get(type(owner)) == OBJECT and not members(owner, OBJECT, True))
-        objects: list[Any] = [] if owner is fun else [owner, type(owner)]
-        cells = _simple_cells(fun, frame, objects) if is_alone and frame is not None and not static else None
-        if cells is not None:  # as a walk would find, for most functions and methods
-            self.cells = cells
-        else:
+        self.owner = user.__self__ if type(user) is MethodType else None if user is fun else user
+        objects = [] if self.owner is None else [self.owner, type(self.owner)]
+        is_simple = frame is not None and not static and not frame.assigned and not _leads_by_defaults(fun)
+        if is_simple and self.owner is not None:
+            is_simple = kinds.get(type(self.owner)) == OBJECT and not leads_on(self.owner, OBJECT)
+        self.cells: dict[int, Variable | None] = {}
+        # As a walk would find, for most functions and methods.
+        if not (is_simple and (not fun.__closure__ or _add_cells(fun, self.cells, objects))):
             self.cells, objects = reachable(user, static, frame, fun)
-        self.holders: list[Any] = [each for owner in objects for each in holders_of(owner)]
-        self.before = [contents(holder).copy() for holder in self.holders]
+            self.owner = None
+        self.holders: list[Any] = []
+        self.before: list[dict[Any, Any]] = []
+        for each in objects:
+            held = contents(each)
+            if kinds.get(type(each)) != OTHER:
+                self.holders.append(each)
+                self.before.append(held.copy())
+            # The parameters and buffers of a module of torch, which `functional_call` exchanges for one call.
+            if is_module(held):
+                self.holders += (tables := [held[name] for name in TABLES[:2]])
+                self.before += [table.copy() for table in tables]
         if frame is not None and frame.own:
             self.holders += [cell for name, cell in named_cells(fun) if name in frame.own]
 
     def values(self) -> list[Any]:
         """Lists what stood at hand before the run, and what containers and objects there have."""
-        waiting: list[Any] = [variable[2] for variable in self.cells.values() if variable is not None]
-        for before in self.before:
-            waiting += before.values()
+        waiting = [variable[2] for variable in self.cells.values() if variable is not None] if self.cells else []
+        for holder, before in zip(self.holders, self.before, strict=False):
+            waiting += inside(holder, OBJECT) if is_module(before) else before.values()
         found = waiting
         for _ in range(2):
-            waiting = [value for value in waiting if kinds.get(type(value), OBJECT) >= CONTAINER]
-            waiting = [each for value in waiting for each in inside(value, kind_of(value))] if waiting else waiting
+            if flat.issuperset(map(type, waiting)):
+                break
+            waiting = [each for value in waiting for each in inside(value, kind_of(value))]
             found = found + waiting
         return found
 
-    def close(self, rules: dict[int, Variable | None], sets: set[tuple[str, str]]) -> World | None:
+    def close(self, rules: dict[int, Variable | None], sets: dict[str, set[str]]) -> World | None:
         """Notes how the run left the world; returns None if there is nothing to put back, now or after another run.
 
         `rules` are the variables that the rule can read. `sets` has the attributes that some run of the function has
-        set: they count in each later run, which may set the same object again.
+        set, by the name of the class: they count in each later run, which may set the same object again.
         """
         for holder, before in zip(self.holders, self.before, strict=False):
             is_table = type(holder) is dict
             now = holder if is_table else contents(holder)
+            # By name, because a class of a run must not stay alive.
+            names: Any = () if is_table or not sets else sets.get(type(holder).__qualname__, ())
             # By identity, and in one order: most runs set nothing.
             is_same = len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
-            if not sets and not is_table and is_same and all(map(operator.is_, now, before)):
+            if is_same and not names and not is_table and all(map(operator.is_, now, before)):
                 continue
             for key in {**before, **now}:
                 old, new, name = before.get(key, MISSING), now.get(key, MISSING), getattr(key, "__name__", key)
-                # By name, because a class of a run must not stay alive.
-                place = type(holder).__qualname__, name
-                if old is not new or (not is_table and place in sets):
-                    sets.add(place)
+                if old is not new or name in names:
                     self.named.append((f"self.{name}", new))
+                    if not is_table:
+                        sets.setdefault(type(holder).__qualname__, set()).add(name)
                 elif not is_table:
                     continue
                 self.left.append((holder, key, new))
                 self.found.append((holder, key, new if _is_lazy(old, key, holder) else old))
-        for key, known in {**self.cells, **rules}.items():
-            first = self.cells.get(key, known)
-            # One that is bound after the run is state.
-            if known is None or first is None or (new := content(known[0])) is first[2] is MISSING:
-                continue
-            cell, name, old = first
-            self.named += [] if new is old else [(name, new)]
-            self.left.append((cell, name, new))
-            if key in self.cells:
+        for key, variable in self.cells.items():
+            if variable is not None and rules.get(key, variable) is not None:
+                cell, name, old = variable
+                new = content(cell)
+                self.named += [] if new is old else [(name, new)]
                 self.found.append((cell, name, new if old is MISSING or old is None else old))
+        for key, variable in rules.items():
+            first = self.cells.get(key, variable)
+            # One that is bound after the run is state.
+            if variable is not None and first is not None and not variable[2] is first[2] is MISSING:
+                self.left.append(variable)
         self.cells, self.before = {}, []
-        return self if self.left or self.holders else None
+        return self if self.left or self.found or self.holders else None
+
+    def bound(self, keys: Iterable[int]) -> dict[int, Variable | None]:
+        """Returns some of the variables, given by identity, with what they are bound to now."""
+        found: dict[int, Variable | None] = {}
+        for key in keys:
+            known = self.cells.get(key)
+            if known is not None:
+                found[key] = known[0], known[1], content(known[0])
+        return found
 
     def forget(self) -> None:
         """Drops what the run left, which its rule alone needs."""
@@ -156,12 +180,14 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     that the run has defined and that holds data and helpers alone.
     """
     fun = function.__func__ if type(function) is MethodType else function
-    if type(rule) is FunctionType and type(fun) is FunctionType:
-        frame, own = known_facts.get(id(fun.__code__)), _in_a_context(rule) if rule.__dict__ else rule
-        known = None if frame is None else frame.inner.get(id(own.__code__))
+    frame = known_facts.get(id(fun.__code__)) if type(fun) is FunctionType else None
+    owner = None if opened is None else opened.owner
+    parts: list[Any] = []
+    if type(rule) is FunctionType and frame is not None:
+        own = _in_a_context(rule) if rule.__dict__ else rule
+        known = frame.inner.get(id(own.__code__))
         # Most rules are closures over tensors and numbers of the run, and lead to no other variable.
-        if frame is not None and known is not None and not known.assigned:
-            parts: list[Any] = []
+        if known is not None and not known.assigned:
             try:
                 for cell in own.__closure__ or ():
                     parts.append(cell.cell_contents)
@@ -170,22 +196,31 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
             if own.__defaults__ or own.__kwdefaults__:
                 parts += [*(own.__defaults__ or ()), *(own.__kwdefaults__ or {}).values()]
             rules: dict[int, Variable | None] = {}
+            if opened is not None and opened.cells:
+                rules = opened.bound(map(id, own.__closure__ or ()))
             is_data = is_closed(own) if known.is_closed is None else known.is_closed
             for part in parts:
                 if kinds.get(type(part)) != DATA:
-                    if not _add_helper(part, rules):
+                    if owner is not None and part is owner and not leads_on(owner, OBJECT):
+                        is_data = False
+                    elif not _add_helper(part, rules):
                         break
-                    is_data = is_data and is_closed(part)
+                    else:
+                        is_data = is_data and is_closed(part)
             else:
                 opened = World(function) if opened is None and rules else opened
                 return None if opened is None else opened.close(rules, frame.sets), parts, is_data, known
-    user = innermost(function)
-    frame = None if user is None else facts(user.__code__)
-    rules, _ = reachable(rule, (), frame, user)
     parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
-    world = (opened or World(function)).close(rules, set() if frame is None else frame.sets)
-    return world, parts, is_plain and all(map(_is_data, parts)), None
+    is_of_owner = type(rule) is MethodType and rule.__self__ is owner and not leads_outside(rule.__func__)
+    if opened is not None and frame is not None and is_of_owner and not leads_on(owner, OBJECT):
+        return opened.close({}, frame.sets), parts, False, None
+    user = innermost(function)
+    frame = None if user is None else facts(user.__code__)
+    opened = opened or World(function)
+    # The variables of the function, too: a generator, such as what C hides, may read them.
+    rules = opened.bound(opened.cells) | reachable(rule, (), frame, user)[0]
+    return opened.close(rules, {} if frame is None else frame.sets), parts, is_plain and all(map(_is_data, parts)), None
 
 
 def _in_a_context(rule: FunctionType) -> FunctionType:
@@ -226,19 +261,16 @@ def _is_data(value: Any) -> bool:
     return kind_of(value) == DATA or keeps_nothing(value)
 
 
-def _simple_cells(fun: FunctionType, frame: Facts, objects: list[Any]) -> dict[int, Variable | None] | None:
-    """Returns the variables of a function, if they lead to data and helpers alone, which are added to the objects."""
-    cells: dict[int, Variable | None] = {}
-    if frame.assigned or _leads_by_defaults(fun):
-        return None
+def _add_cells(fun: FunctionType, cells: dict[int, Variable | None], objects: list[Any]) -> bool:
+    """Adds the variables of a function, and its helpers to the objects; returns False if they lead to more."""
     for name, cell in named_cells(fun):
         value = content(cell)
         if kinds.get(type(value)) != DATA:
             if not _add_helper(value, cells):
-                return None
+                return False
             objects.append(value)
         cells[id(cell)] = cell, name, value
-    return cells
+    return True
 
 
 def _add_helper(value: Any, cells: dict[int, Variable | None]) -> bool:
@@ -253,9 +285,11 @@ def _add_helper(value: Any, cells: dict[int, Variable | None]) -> bool:
     return True
 
 
-# The turns that are taken now, in the order in which they began.
+# The turns that are taken now, in the order in which they began, and those that wait.
 _turns: list[_Turn] = []
-_changed = threading.Condition()
+_waiting: list[_Turn] = []
+_lock = threading.RLock()
+_changed = threading.Condition(_lock)
 
 
 class _Turn:
@@ -271,10 +305,12 @@ class _Turn:
         self.entries, self.holders, self.thread = entries, holders, threading.get_ident()
 
     def __enter__(self) -> None:
-        with _changed:
+        with _lock:
             self.changed = _differing(self.entries)
             while _turns and self._must_wait():
+                _waiting.append(self)
                 _changed.wait()
+                _waiting.remove(self)
                 self.changed = _differing(self.entries)
             for holder, key, value, _ in self.changed:
                 write(holder, key, value)
@@ -292,10 +328,10 @@ class _Turn:
         return {*map(id, self.holders), *[id(entry[0]) for entry in self.entries]}
 
     def __exit__(self, *error: object) -> None:
-        with _changed:
+        with _lock:
             place = _turns.index(self)
             # Another thread may still need the values.
-            others = [each for each in _turns[place + 1 :] if self._meets(each)]
+            others = [each for each in _turns[place + 1 :] if self._meets(each)] if self.changed else ()
             del _turns[place]
             if others:
                 others[0].changed = self.changed + others[0].changed
@@ -303,7 +339,8 @@ class _Turn:
                 for holder, key, value, now in self.changed:
                     if read(holder, key) is value:
                         write(holder, key, now)
-            _changed.notify_all()
+            if _waiting:
+                _changed.notify_all()
 
 
 def _differing(entries: Iterable[Entry]) -> list[tuple[Any, Any, Any, Any]]:
@@ -338,9 +375,15 @@ def write(holder: Any, key: Any, value: Any) -> None:
         dict.pop(attributes, key, None) if is_missing else dict.__setitem__(attributes, key, value)
 
 
+# The classes without slots that exist longer than a run: what their objects have is in a dict.
+_bare: set[type] = {FunctionType}
+
+
 def contents(holder: Any) -> Any:
     """Returns what is bound in a holder, by name or slot."""
     kind = type(holder)
+    if kind in _bare:
+        return object.__getattribute__(holder, "__dict__")
     if kind is dict:
         return holder
     if kind is CellType:
@@ -349,18 +392,10 @@ def contents(holder: Any) -> Any:
         return vars(holder)
     attributes = dict_of(holder)
     if not (places := slots(kind)):
+        if kinds.get(kind) == OBJECT and kind.__dictoffset__:
+            _bare.add(kind)
         return attributes
     return attributes | {key: value for key in places if (value := slot_of(key, holder)) is not MISSING}
-
-
-def holders_of(owner: Any) -> list[Any]:
-    """Returns where a run may set attributes of an object."""
-    # The parameters and buffers of a module of torch, which `torch.func.functional_call` exchanges for one call.
-    if isinstance(owner, type):
-        return [owner]
-    attributes = dict_of(owner)
-    tables = [table for name in TABLES[:2] if type(table := attributes.get(name)) is dict]
-    return tables if kind_of(owner) == OTHER else [owner, *tables]
 
 
 def _is_lazy(old: Any, key: Any, holder: Any) -> bool:

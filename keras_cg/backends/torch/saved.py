@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +22,12 @@ from keras_cg.backends.torch.tensors import (
 )
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Pullback
-from keras_cg.engine.reach import inside, kind_of
+from keras_cg.engine.reach import flat, inside, kind_of
 
 
-def existing(values: Iterable[Any]) -> list[tuple[torch.Tensor, Any]]:
+def existing(values: Sequence[Any]) -> Sequence[tuple[torch.Tensor, Any]]:
     """Returns the tensors among what a run has at hand, each with its version before the run."""
-    return [(each, version(each)) for each in values if isinstance(each, torch.Tensor)]
+    return [(tensor, version(tensor)) for tensor in _tensors(values)]
 
 
 # Most of what a rule holds beside tensors has no other ones in it.
@@ -35,9 +36,15 @@ _ALONE = (int, float, str, type(None))
 
 def _inside(value: Any) -> list[torch.Tensor]:
     """Lists the tensors in a container or an object, and in those there."""
-    parts = inside(value, kind_of(value))
-    further = [each for part in parts for each in inside(part, kind_of(part))]
-    return [each for each in (*parts, *further) if isinstance(each, torch.Tensor)]
+    parts = [*inside(value, kind_of(value))]
+    if not flat.issuperset(map(type, parts)):
+        parts += [each for part in parts for each in inside(part, kind_of(part))]
+    return _tensors(parts)
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    # Without a loop of Python's, because a module has many attributes, and few tensors.
+    return [*itertools.compress(values, map(isinstance, values, itertools.repeat(torch.Tensor)))]
 
 
 class SavedCall:
@@ -121,10 +128,12 @@ class SavedCall:
 
     def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Notes the outputs, too, for a rule that may reach them by something that it holds."""
-        self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
-        # Without a storage, as a DTensor is, an argument tells itself of a change, and not by its detached alias.
-        pairs = zip(self.watched, tensors, strict=True)
-        known = [pair if storage_of(pair[0]) else (tensor, pair[1]) for pair, tensor in pairs]
+        known = self.watched
+        if self.found is None:
+            # Without a storage, as a DTensor is, an argument tells itself of a change, and not by its detached alias.
+            self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
+            pairs = zip(known, tensors, strict=True)
+            known = [pair if storage_of(pair[0]) else (tensor, pair[1]) for pair, tensor in pairs]
         self.watched = known + [(output, version(output)) for output in outputs]
 
     def outlined(

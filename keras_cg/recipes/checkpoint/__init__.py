@@ -103,7 +103,7 @@ class OutputFunction(FlatFunction):
         # None where a compiler traces: it decides itself what runs again.
         opened = None if self.output or self.backend.is_compiling() else World(self.user, self.static.leaves)
         results = self._run(*tensors)
-        self.world = None if opened is None else opened.close({}, set())
+        self.world = None if opened is None else opened.close({}, {})
         return results
 
     def _run(self, *tensors: Any) -> tuple[Any, ...]:
