@@ -49,8 +49,10 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
-        # JAX differentiates at once, and so runs the function once, here and now.
-        if is_staging() and fun.is_ordinary and any(map(is_differentiated, tensors)) and is_closed(fun.user):
+        # JAX differentiates at once, and so runs the function once, here and now; or once more when it differentiates.
+        # Then it does not know the rule yet, and gives each output the batch of a vmap, which those of one argument have.
+        is_early = len(tensors) == 1 or any(map(is_differentiated, tensors))
+        if is_early and is_staging() and fun.is_ordinary and is_closed(fun.user):
             return _direct(fun, tensors)
         return _staged(fun, tensors, is_late=_is_late(fun))
     if not any(map(is_traced, fun.closed_over())):

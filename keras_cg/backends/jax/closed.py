@@ -18,11 +18,11 @@ from keras_cg.engine.references import parts
 
 _PACKAGES = frozenset(["jax", "jaxlib", "keras_cg", "math"])
 
-# Operations and functions of Python that reach further than the names of a code show.
+# Operations, and functions of Python and JAX, that reach further than the names of a code show.
 _OPERATIONS = frozenset(
     ["DELETE_ATTR", "DELETE_DEREF", "DELETE_GLOBAL", "IMPORT_NAME", "LOAD_NAME", "STORE_ATTR", "STORE_GLOBAL"]
 )
-_FUNCTIONS = frozenset(["__import__", "delattr", "eval", "exec", "globals", "locals", "setattr", "vars"])
+_FUNCTIONS = frozenset(["__import__", "axis_index", "delattr", "eval", "exec", "globals", "locals", "setattr", "vars"])
 
 
 def is_closed(fun: Any) -> bool:
