@@ -49,8 +49,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
-        # JAX differentiates at once, and so runs the function once, here and now; or once more when it differentiates.
-        # Then it does not know the rule yet, and each output gets the batch of a vmap, as those of one argument have it.
+        # JAX differentiates at once, and so runs the function once, here and now; or again when it does.
+        # Then it does not know the rule yet, and each output gets the batch of a vmap, as that of one argument has it.
         is_early = len(tensors) == 1 or any(map(is_differentiated, tensors))
         if is_early and is_staging() and fun.is_ordinary and is_closed(fun.user):
             return _direct(fun, tensors)
