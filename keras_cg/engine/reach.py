@@ -26,10 +26,12 @@ DATA, END, FUNCTION, CALLER, CONTAINER, CLASS, OTHER, OBJECT = range(8)
 _CALLED = (FUNCTION, CALLER)
 _CALLERS = (functools.partial, MethodType, Decorated)
 _ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, bytearray)
-# The kinds of classes that exist longer than a run; those of which nothing leads on, and those that hold nothing.
+# The kinds of classes that exist longer than a run; and the classes of data, of what has no parts, and of what leads to
+# no function and no object.
 kinds: dict[type, int] = {}
-quiet: set[type] = set()
+data: set[type] = set()
 flat: set[type] = set()
+quiet: set[type] = set()
 # Whether the tensors of a loaded backend include a value. They are ends, too.
 _are_tensors: list[Callable[[Any], bool]] = []
 
@@ -40,7 +42,7 @@ Variable = tuple[CellType, str, Any]
 def note_tensors(is_tensor: Callable[[Any], bool]) -> None:
     """Lets the walk end at the tensors of a backend, of which `is_tensor` tells."""
     _are_tensors.append(is_tensor)
-    for each in (kinds, quiet, flat):
+    for each in (kinds, data, flat, quiet):
         each.clear()
 
 
@@ -54,10 +56,9 @@ def kind_of(value: Any) -> int:
         is_told = known != CALLER or isinstance(value, _CALLERS)
         if is_told and not isinstance(value, type) and "<locals>" not in kind.__qualname__:
             kinds[kind] = known
-            if known in (DATA, END, CONTAINER):
-                quiet.add(kind)
-            if known < CONTAINER:
-                flat.add(kind)
+            for classes, found in ((data, [DATA]), (flat, range(CONTAINER)), (quiet, [DATA, END, CONTAINER])):
+                if known in found:
+                    classes.add(kind)
     return known
 
 

@@ -27,6 +27,7 @@ from keras_cg.engine.reach import (
     OTHER,
     Variable,
     content,
+    data,
     flat,
     inside,
     kind_of,
@@ -199,8 +200,8 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
             if opened is not None and opened.cells:
                 rules = opened.bound(map(id, own.__closure__ or ()))
             is_data = is_closed(own) if known.is_closed is None else known.is_closed
-            for part in parts:
-                if kinds.get(type(part)) != DATA:
+            for part in () if data.issuperset(map(type, parts)) else parts:
+                if type(part) not in data:
                     if owner is not None and part is owner and not leads_on(owner, OBJECT):
                         is_data = False
                     elif not _add_helper(part, rules):
@@ -249,7 +250,7 @@ def _leads_by_defaults(fun: FunctionType) -> bool:
 
 def are_data(values: Iterable[Any]) -> bool:
     """Whether all values are numbers, texts and tensors, which lead to nothing else."""
-    return all([kinds.get(type(value)) == DATA for value in values])
+    return data.issuperset(map(type, values))
 
 
 def _is_data(value: Any) -> bool:
@@ -265,7 +266,7 @@ def _add_cells(fun: FunctionType, cells: dict[int, Variable | None], objects: li
     """Adds the variables of a function, and its helpers to the objects; returns False if they lead to more."""
     for name, cell in named_cells(fun):
         value = content(cell)
-        if kinds.get(type(value)) != DATA:
+        if type(value) not in data:
             if not _add_helper(value, cells):
                 return False
             objects.append(value)
@@ -279,7 +280,7 @@ def _add_helper(value: Any, cells: dict[int, Variable | None]) -> bool:
         return False
     for name, cell in named_cells(value):
         part = content(cell)
-        if kinds.get(type(part)) != DATA:
+        if type(part) not in data:
             return False
         cells.setdefault(id(cell), (cell, name, part))
     return True

@@ -31,7 +31,7 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
     elif is_tensor(value):
         return Single([value])
     # Here, because it imports optree: see `containers`.
-    from keras_cg.frontend import containers
+    import keras_cg.frontend.containers as containers
 
     return containers.flatten(value, is_tensor, children)
 
