@@ -53,7 +53,7 @@ class World:
         holders: Where the run may set something: objects, then the variables that the function assigns.
         before: What was in each of the objects before the run.
         cells: The variables from outside that the function can read, by identity; None for one that is state.
-        owner: The object of a method, if it leads to nothing but data.
+        owner: The object of a method, if no function that it leads to has variables.
     """
 
     __slots__ = "before", "cells", "found", "holders", "left", "named", "owner"
@@ -65,16 +65,16 @@ class World:
         fun = user.__func__ if type(user) is MethodType else user
         fun = fun if type(fun) is FunctionType else innermost(user)
         frame = None if fun is None else known_facts.get(id(fun.__code__)) or facts(fun.__code__)
-        self.owner = user.__self__ if type(user) is MethodType else None if user is fun else user
-        objects = [] if self.owner is None else [self.owner, type(self.owner)]
+        owner = user.__self__ if type(user) is MethodType else user
+        is_object = kinds.get(type(owner)) == OBJECT
+        objects = [owner, type(owner)] if is_object else []
         is_simple = frame is not None and not static and not frame.assigned and not _leads_by_defaults(fun)
-        if is_simple and self.owner is not None:
-            is_simple = kinds.get(type(self.owner)) == OBJECT and not leads_on(self.owner, OBJECT)
+        is_simple = is_simple and (not leads_on(owner, OBJECT) if is_object else owner is fun)
         self.cells: dict[int, Variable | None] = {}
         # As a walk would find, for most functions and methods.
         if not (is_simple and (not fun.__closure__ or _add_cells(fun, self.cells, objects))):
             self.cells, objects = reachable(user, static, frame, fun)
-            self.owner = None
+        self.owner = owner if is_object and not self.cells else None
         self.holders: list[Any] = []
         self.before: list[dict[Any, Any]] = []
         for each in objects:
@@ -113,9 +113,8 @@ class World:
             now = holder if is_table else contents(holder)
             # By name, because a class of a run must not stay alive.
             names: Any = () if is_table or not sets else sets.get(type(holder).__qualname__, ())
-            # By identity, and in one order: most runs set nothing.
-            is_same = len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
-            if is_same and not names and not is_table and all(map(operator.is_, now, before)):
+            # Most runs set nothing.
+            if not names and not is_table and _are_same(now, before):
                 continue
             for key in {**before, **now}:
                 old, new, name = before.get(key, MISSING), now.get(key, MISSING), getattr(key, "__name__", key)
@@ -140,6 +139,12 @@ class World:
                 self.left.append(variable)
         self.cells, self.before = {}, []
         return self if self.left or self.found or self.holders else None
+
+    def is_owner(self, value: Any) -> bool:
+        """Whether a value is the object of the method, and still leads to no function that has variables."""
+        if value is not self.owner or value is None:
+            return False
+        return _are_same(contents(value), self.before[0]) or not leads_on(value, OBJECT)
 
     def bound(self, keys: Iterable[int]) -> dict[int, Variable | None]:
         """Returns some of the variables, given by identity, with what they are bound to now."""
@@ -182,7 +187,6 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     """
     fun = function.__func__ if type(function) is MethodType else function
     frame = known_facts.get(id(fun.__code__)) if type(fun) is FunctionType else None
-    owner = None if opened is None else opened.owner
     parts: list[Any] = []
     if type(rule) is FunctionType and frame is not None:
         own = _in_a_context(rule) if rule.__dict__ else rule
@@ -202,7 +206,7 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
             is_data = is_closed(own) if known.is_closed is None else known.is_closed
             for part in () if data.issuperset(map(type, parts)) else parts:
                 if type(part) not in data:
-                    if owner is not None and part is owner and not leads_on(owner, OBJECT):
+                    if opened is not None and opened.is_owner(part):
                         is_data = False
                     elif not _add_helper(part, rules):
                         break
@@ -213,8 +217,8 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
                 return None if opened is None else opened.close(rules, frame.sets), parts, is_data, known
     parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
-    is_of_owner = type(rule) is MethodType and rule.__self__ is owner and not leads_outside(rule.__func__)
-    if opened is not None and frame is not None and is_of_owner and not leads_on(owner, OBJECT):
+    is_of_owner = type(rule) is MethodType and opened is not None and opened.is_owner(rule.__self__)
+    if opened is not None and frame is not None and is_of_owner and not leads_outside(rule.__func__):
         return opened.close({}, frame.sets), parts, False, None
     user = innermost(function)
     frame = None if user is None else facts(user.__code__)
@@ -236,6 +240,12 @@ def _in_a_context(rule: FunctionType) -> FunctionType:
         if part is not wrapped and not is_frameworks(type(owner).__module__):
             return rule
     return wrapped
+
+
+def _are_same(now: Any, before: Any) -> bool:
+    """Whether a holder has what it had, by identity and in one order."""
+    is_same = len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
+    return is_same and all(map(operator.is_, now, before))
 
 
 def leads_outside(user: Any) -> bool:
