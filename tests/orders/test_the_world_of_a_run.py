@@ -141,6 +141,55 @@ def test_a_variable_that_only_the_rule_leads_to(eager, name):
     assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [14.0, 21.0]
 
 
+class Layer:
+    """What a run knows of such a class it keeps, because it exists longer."""
+
+    @custom_gradient
+    def read(self, x):
+        return x * 1, lambda upstream: upstream * self.slope()
+
+    @custom_gradient
+    def bind(self, x):
+        self.slope = self.slopes[0]
+        return x * 1, lambda upstream: upstream * self.slope()
+
+
+class Annotated:
+    """A module of torch has tables of its own, and annotates them."""
+
+    slope: object
+    read = Layer.read
+
+    def __init__(self):
+        self._parameters, self._buffers, self._modules = {}, {}, {}
+
+
+def from_a_base(slope):
+    base = type("from_a_base.<locals>.Base", (), {"slope": lambda self: slope()})
+    return type("Layer", (base,), {"read": Layer.read})
+
+
+def layer_of(kind, slope):
+    made = from_a_base(slope) if kind == "base" else Annotated if kind == "annotated" else Layer
+    made.__module__ = __name__
+    layer = made()
+    if kind == "bind":
+        layer.slopes = [slope]
+    elif kind != "base":
+        layer.slope = slope
+    return layer
+
+
+@pytest.mark.parametrize("kind", ["read", "bind", "base", "annotated"])
+def test_a_variable_that_the_object_of_a_method_leads_to(eager, kind):
+    one, pullbacks = eager.tensor(np.float32(1.0)), []
+    for k in (2.0, 3.0):
+        method = getattr(layer_of(kind, lambda: 7 * k), "bind" if kind == "bind" else "read")
+        vjp(method, one)  # so that the class is known
+        pullbacks.append(vjp(method, one)[1])
+    assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [14.0, 21.0]
+
+
 @pytest.mark.only("numpy")
 def test_what_costs_nothing(backend):
     """Variables of the run itself, whose frame is over, are no part of its world; a long container is data."""
