@@ -133,10 +133,10 @@ _TABLES = frozenset(TABLES)
 
 
 def of_class(fun: Callable[[type], Any]) -> Callable[[type], Any]:
-    """Keeps what a function says of each class, but for one that a function defined: that must not stay alive."""
+    """Caches what a function says of each class, but for one that a function defined: that must not stay alive."""
     known: dict[type, Any] = {}
 
-    def kept(kind: type) -> Any:
+    def cached(kind: type) -> Any:
         found = known.get(kind)
         if found is None:
             found = fun(kind)
@@ -144,7 +144,7 @@ def of_class(fun: Callable[[type], Any]) -> Callable[[type], Any]:
                 known[kind] = found
         return found
 
-    return kept
+    return cached
 
 
 @of_class

@@ -78,13 +78,13 @@ class World:
         self.holders: list[Any] = []
         self.before: list[dict[Any, Any]] = []
         for each in objects:
-            held = contents(each)
+            there = contents(each)
             if kinds.get(type(each)) != OTHER:
                 self.holders.append(each)
-                self.before.append(held.copy())
+                self.before.append(there.copy())
             # The parameters and buffers of a module of torch, which `functional_call` exchanges for one call.
-            if is_module(held):
-                self.holders += (tables := [held[name] for name in TABLES[:2]])
+            if is_module(there):
+                self.holders += (tables := [there[name] for name in TABLES[:2]])
                 self.before += [table.copy() for table in tables]
         if frame is not None and frame.own:
             self.holders += [cell for name, cell in named_cells(fun) if name in frame.own]

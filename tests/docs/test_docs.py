@@ -23,7 +23,17 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-PAGES = ("checking", "how-it-works", "memory", "ops", "recipes", "usage", "why-frameworks-differ", "wrapping")
+PAGES = (
+    "checking",
+    "how-it-works",
+    "memory",
+    "ops",
+    "recipes",
+    "upgrade",
+    "usage",
+    "why-frameworks-differ",
+    "wrapping",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
