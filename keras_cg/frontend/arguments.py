@@ -35,14 +35,6 @@ class Arguments:
         return self
 
     @property
-    def is_ordinary(self) -> bool:
-        """Whether the arguments are plain tensors by position.
-
-        No attribute, which would be data: another run may take the road of pytrees, because Keras has a scope there.
-        """
-        return self.nest is None
-
-    @property
     def static(self) -> Tree:
         """The static part of `(*args, *kwargs.values())`."""
         return self.nest or Tree([None] * self.positionals, places=range(self.positionals))

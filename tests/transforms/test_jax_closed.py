@@ -128,6 +128,29 @@ def test_arrays_of_jax_are_constants_and_tracers_are_not(jax):
     assert seen == [False]
 
 
+@pytest.mark.parametrize("how", ["jit of grad", "grad of jit"])
+def test_what_a_static_argument_captures_is_refused(jax, how):
+    f = custom_gradient(lambda x, g: (g["by"](x), lambda upstream: 7 * upstream))
+    loss = lambda w: f(jax.numpy.float32(2.0), {"by": lambda x: x * w})
+    with pytest.raises(CapturedVariableError):
+        (jax.jit(jax.grad(loss)) if how == "jit of grad" else jax.grad(jax.jit(loss)))(3.0)
+
+
+def test_static_arguments_and_containers_in_a_program(jax):
+    """7 n exp, of a dict beside a number; the function is traced alone until it is differentiated."""
+
+    @custom_gradient
+    def f(p, n, *, scale):
+        e = ops.exp(p["x"]) * scale
+        return {"y": e}, lambda upstream: {"x": 7 * n * upstream["y"] * e}
+
+    program = jax.jit(lambda x: f({"x": x}, 3, scale=2.0)["y"])
+    x = jax.numpy.float32(0.5)
+    first = jax.grad(program)
+    assert "mul 21" not in str(jax.make_jaxpr(program)(x)) and "mul 21" in str(jax.make_jaxpr(first)(x))
+    np.testing.assert_allclose([program(x), first(x), jax.grad(first)(x)], np.exp(0.5) * np.array([2, 42, 42]), 1e-6)
+
+
 def test_a_closed_function_runs_once_and_its_rule_serves_at_every_level(jax):
     """7 exp, in every order, whose rule is that of the one run."""
     f = custom_gradient(lambda x: (lambda e: (e, lambda upstream: 7 * upstream * e))(ops.exp(x)))

@@ -22,7 +22,7 @@ from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax import linear, rule_primitives
-from keras_cg.backends.jax.closed import is_closed
+from keras_cg.backends.jax.closed import is_closed_call
 from keras_cg.backends.jax.names import is_at_one_level, is_differentiated, is_only_mapped, is_reversed, is_staging
 from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
@@ -52,7 +52,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         # JAX differentiates at once, and so runs the function once, here and now; or again when it does.
         # Then it does not know the rule yet, and each output gets the batch of a vmap, as that of one argument has it.
         is_early = len(tensors) == 1 or any(map(is_differentiated, tensors))
-        if is_early and is_staging() and fun.is_ordinary and is_closed(fun.user):
+        if is_early and is_staging() and is_closed_call(fun):
             return _direct(fun, tensors)
         return _staged(fun, tensors, is_late=_is_late(fun))
     if not any(map(is_traced, fun.closed_over())):

@@ -25,9 +25,14 @@ _OPERATIONS = frozenset(
 _FUNCTIONS = frozenset(["__import__", "axis_index", "delattr", "eval", "exec", "globals", "locals", "setattr", "vars"])
 
 
-def is_closed(fun: Any) -> bool:
-    """Whether a function can reach nothing that is traced, but for its arguments."""
-    waiting, seen = [fun], set()
+def is_closed_call(call: Any) -> bool:
+    """Whether a call can reach nothing that is traced, but for the tensors among its arguments."""
+    return not (call.whole or call.extras) and is_closed(call.user, *call.static.leaves)
+
+
+def is_closed(*values: Any) -> bool:
+    """Whether functions, or other values, lead to nothing that is traced, but for their arguments."""
+    waiting, seen = [*values], set()
     for value in waiting:
         if id(value) in seen or _is_constant(value):
             continue
