@@ -27,7 +27,7 @@ _FUNCTIONS = frozenset(["__import__", "axis_index", "delattr", "eval", "exec", "
 
 def is_closed_call(call: Any) -> bool:
     """Whether a call can reach nothing that is traced, but for the tensors among its arguments."""
-    return not (call.whole or call.extras) and is_closed(call.user, *call.static.leaves)
+    return not call.extras and is_closed(call.user, *call.static.leaves, *call.whole.values())
 
 
 def is_closed(*values: Any) -> bool:
