@@ -15,7 +15,7 @@ from keras_cg.frontend import config as _config
 from keras_cg.frontend.config import available_backends, backend, set_backend, use_backend
 from keras_cg.frontend.decorator import custom_gradient
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "CapturedVariableError",
