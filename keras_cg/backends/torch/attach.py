@@ -56,11 +56,9 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
             is_differentiated = True
         if tensor.is_inference():  # autograd cannot save it, and it does not tell when it is changed
             saved = [tensor.clone() if tensor.is_inference() else tensor for tensor in saved]
-    is_hooked = is_special and hooks(False) is not None
     inputs, watched, start, fun.look = [], [], sequence_number(), existing
     for tensor in saved:
-        # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
-        if is_differentiated or is_hooked:
+        if is_differentiated:
             tensor = tensor.detach()
         inputs.append(tensor)
         watched.append((tensor, tensor._version))
@@ -93,7 +91,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
         return _apply((call, outputs, ()), *saved)  # type: ignore[no-any-return]
     call.autocasts = autocasts(tensors) if is_autocast() else ()
     saved = [*map(unwrap_if_dead, saved)]
-    residuals = call.outlined(tensors, inputs, saved, outputs) if is_hooked else ()
+    residuals = call.outlined(tensors, inputs, saved, outputs) if hooks(False) is not None else ()
     return _apply((call, outputs, residuals), *saved)  # type: ignore[no-any-return]
 
 
