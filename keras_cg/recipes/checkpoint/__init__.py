@@ -100,7 +100,8 @@ class OutputFunction(FlatFunction):
         """Runs the function: returns the tensors of the output, then the variables of Keras that it changed."""
         if self.world is not None:
             return self.world.again(self._run, *tensors)  # type: ignore[no-any-return]
-        opened = None if self.output else World(self.user, self.static.leaves)
+        # None where a compiler traces: it decides itself what runs again.
+        opened = None if self.output or self.backend.is_compiling() else World(self.user, self.static.leaves)
         results = self._run(*tensors)
         self.world = None if opened is None else opened.close({}, {})
         return results
