@@ -151,6 +151,17 @@ def test_static_arguments_and_containers_in_a_program(jax):
     np.testing.assert_allclose([program(x), first(x), jax.grad(first)(x)], np.exp(0.5) * np.array([2, 42, 42]), 1e-6)
 
 
+@pytest.mark.limit
+def test_a_constant_output_of_a_program_has_the_batch(jax):
+    f = custom_gradient(lambda x: ((x * 2, ops.ones(())), lambda upstream: 7 * upstream[0]))
+    x = ops.asarray([1.0, 2.0])
+    with pytest.raises(ValueError, match="out_axes"):
+        jax.vmap(jax.jit(f), out_axes=(0, None))(x)
+    program = jax.jit(jax.vmap(f, out_axes=(0, None)))
+    np.testing.assert_allclose([*program(x)[0], program(x)[1]], [2, 4, 1])
+    np.testing.assert_allclose(jax.vmap(jax.grad(lambda x: jax.jit(f)(x)[0]))(x), [7, 7])
+
+
 def test_a_closed_function_runs_once_and_its_rule_serves_at_every_level(jax):
     """7 exp, in every order, whose rule is that of the one run."""
     f = custom_gradient(lambda x: (lambda e: (e, lambda upstream: 7 * upstream * e))(ops.exp(x)))

@@ -23,7 +23,14 @@ from jax.tree_util import Partial
 from keras_cg import errors
 from keras_cg.backends.jax import linear, rule_primitives
 from keras_cg.backends.jax.closed import is_closed_call
-from keras_cg.backends.jax.names import is_at_one_level, is_differentiated, is_only_mapped, is_reversed, is_staging
+from keras_cg.backends.jax.names import (
+    is_at_one_level,
+    is_differentiated,
+    is_mapped,
+    is_only_mapped,
+    is_reversed,
+    is_staging,
+)
 from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine import messages
@@ -50,8 +57,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
         # JAX differentiates at once, and so runs the function once, here and now; or again when it does.
-        # Then it does not know the rule yet, and each output gets the batch of a vmap, as that of one argument has it.
-        is_early = len(tensors) == 1 or any(map(is_differentiated, tensors))
+        # Then it does not know the rule yet, and each output gets the batch of a later vmap, as of one argument it has.
+        is_early = any(map(is_differentiated, tensors)) or not (tensors[1:] or any(map(is_mapped, tensors)))
         if is_early and is_staging() and is_closed_call(fun):
             return _direct(fun, tensors)
         return _staged(fun, tensors, is_late=_is_late(fun))

@@ -85,6 +85,11 @@ def is_at_one_level(values: Iterable[Any]) -> bool:
     )
 
 
+def is_mapped(value: Any) -> bool:
+    """Whether the innermost level that traces a value is a vmap."""
+    return isinstance(value, _MAPPED)
+
+
 def is_only_mapped(value: Any) -> bool:
     """Whether every level that traces a value is a vmap."""
     while isinstance(value, _MAPPED):
