@@ -3,8 +3,8 @@
 `tensors` says which values are tensors, and whether JAX differentiates, batches or traces. `attach` runs a function
 once, eagerly or as a program, and ties its outputs to the rule. `closed` says whether a function can capture anything.
 `rule_primitives` keeps the rule where JAX differentiates again or in forward mode. `linear` proves that a rule is
-linear and transposes it. `derivatives` calls JAX's own derivatives, compiler and exporter. `names` looks up the names
-that JAX does not document.
+linear and transposes it. `refusing` has what raises where a gradient is asked for that there is none of. `derivatives`
+calls JAX's own derivatives, compiler and exporter. `names` looks up the names that JAX does not document.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ and so calls the rule.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import inspect
@@ -21,7 +20,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import Partial
 
 from keras_cg import errors
-from keras_cg.backends.jax import linear, rule_primitives
+from keras_cg.backends.jax import linear, refusing, rule_primitives
 from keras_cg.backends.jax.closed import is_closed_call
 from keras_cg.backends.jax.names import (
     is_at_one_level,
@@ -225,10 +224,6 @@ def _identity(fun: Function) -> tuple[Any, ...]:
     return getattr(function, "__code__", function), id(getattr(fun.user, "__self__", None)), *cells
 
 
-# What a message calls a captured value without a name.
-CAPTURED = "(a value that JAX differentiates)"
-
-
 def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Tensors:
     """Returns the outputs where a program is being built, or where `fun` or its rule closes over traced values.
 
@@ -246,8 +241,8 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
     rule, error = program.rule, program.error
     captured = program.captured() if is_late or program.refusal is not None else []
     if captured:
-        refusals = _refusals(fun, tensors, captured, program.refusal)
-        hoisted |= {id(value): _guarded(value, each) for value, each in zip(captured, refusals, strict=True)}
+        refusals = refusing.refusals(fun, tensors, captured, program.refusal)
+        hoisted |= {id(value): refusing.guarded(value, each) for value, each in zip(captured, refusals, strict=True)}
         # Another run would not get what was captured.
         error = refusals[0] if is_late else error
     places = {key: place for place, key in enumerate(hoisted, start)}
@@ -268,7 +263,7 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
 
         def residuals() -> Residuals:
             if error is not None:
-                raise _copied(error)
+                raise refusing.copied(error)
             return rule.at(gradients), results[count:]
 
         return results[:count], results[count:], residuals
@@ -320,7 +315,7 @@ class _Program:
         outputs, pullback = fun(*tensors)
         self.count = len(outputs)
         try:
-            pullback.capture([CAPTURED])
+            pullback.capture([refusing.CAPTURED])
         except errors.CapturedVariableError as error:
             self.refusal = error.with_traceback(None)
         self.is_waiting = self.variables is None and pullback.takes_variables()
@@ -334,7 +329,7 @@ class _Program:
             raise
         except Exception as error:
             # A rule that raises is an error where its gradient is asked for, and not before.
-            self.error = _without_frames(error)
+            self.error = refusing.without_frames(error)
             return outputs  # type: ignore[no-any-return]
         return [*outputs, *values]
 
@@ -363,46 +358,3 @@ class _Program:
         jaxpr, _ = linear.program(pushed, [*types, *self.types, *types])
         _, is_used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
         return [const for const, is_read in zip(hoisted, is_used[-count:], strict=True) if is_read]
-
-
-def _without_frames(error: Exception) -> Exception:
-    """Returns an exception that may be kept: its frames, and those of its causes, hold traced values."""
-    each: BaseException | None = error
-    while each is not None:
-        each.__traceback__ = None
-        each = each.__cause__ or each.__context__
-    return error
-
-
-def _copied(error: Exception) -> Exception:
-    """Returns an exception to be raised in the place of one that is kept, and that would get the frames."""
-    try:
-        other = copy.copy(error)
-    except TypeError:
-        return error  # a class whose constructor takes something else than it passes on
-    other.__cause__, other.__suppress_context__ = error.__cause__, error.__suppress_context__
-    return other
-
-
-def _refusals(
-    fun: Function, tensors: Sequence[Any], captured: Sequence[Any], refusal: Exception | None
-) -> list[Exception]:
-    """Returns for each captured value why it cannot be differentiated, with the user's name for it."""
-    refusal = refusal or messages.unserved_variables("jax", "its rule calls it again, or its like.", fun)
-    refusals = []
-    for value, name in zip(captured, fun.names(captured, [CAPTURED] * len(captured)), strict=True):
-        error = copy.copy(refusal)
-        error.args = (str(refusal).replace(CAPTURED, name),)
-        refusals.append(messages.argument_also_captured(fun.name, [value], tensors) or error)
-    return refusals
-
-
-def _guarded(value: Any, refusal: Exception) -> Any:
-    """Returns a captured value whose differentiation raises `refusal`."""
-    guard = jax.custom_jvp(lambda value: value)
-
-    @guard.defjvp
-    def refuse(primals: Tensors, tangents: Tensors) -> tuple[Any, Any]:
-        raise _copied(refusal)
-
-    return guard(value)
