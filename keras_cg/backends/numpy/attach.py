@@ -63,19 +63,24 @@ class SavedCall:
         cotangents = [conjugate(next(arriving)) if is_real else None for is_real in self.floating]
         outer = max([parent._trace for parent in parents if isinstance(parent, Box)], default=-1)
         level = min([level for level in self.levels if level > outer])
-        known = {box._node for each in cotangents for box in boxes(each)} if trace_stack.top >= level else None
+        is_over = trace_stack.top < level
+        needs_grad = [place + 2 in argnums for place in range(len(parents))]
         # A derivative inside the rule must not get the number of a level that is over, and that the rule has boxes of.
         added = max(self.highest - trace_stack.top, 0)
         trace_stack.top += added
         try:
             outputs = self._whole(ans) if self.pullback.takes_output else None
-            needs_grad = [place + 2 in argnums for place in range(len(parents))]
-            gradients = self._gradients(parents, cotangents, needs_grad, outputs)
+            found = self._gradients(parents, cotangents, needs_grad, outputs)
         finally:
             trace_stack.top -= added
+        gradients = [found[argnum - 2] for argnum in argnums]
+        if is_over:
+            gradients = [_below(level, gradient) for gradient in gradients]
+        else:
+            self._refuse_others(level, gradients, cotangents)
         shared = [*parents, *[output() for output in self.outputs]]
-        found = [self._outside(gradients[argnum - 2], level, known) for argnum in argnums]
-        return [_for_autograd(each, parents[argnum - 2], shared) for argnum, each in zip(argnums, found, strict=True)]
+        places = [argnum - 2 for argnum in argnums]
+        return [_for_autograd(each, parents[place], shared) for place, each in zip(places, gradients, strict=True)]
 
     def _whole(self, ans: Any) -> list[Any]:
         """Returns all outputs, as the level has them that differentiates the gradient."""
@@ -97,21 +102,26 @@ class SavedCall:
                 _, pullback = self.fun(*map(asarray, parents))
         return pullback(cotangents, (), needs_grad, None, outputs)[0]  # type: ignore[no-any-return]
 
-    def _outside(self, gradient: Any, level: int, known: set[Any] | None) -> Any:
-        """Returns a gradient without the boxes of levels that are over, which are those of `level` and above.
+    def _refuse_others(self, level: int, gradients: Sequence[Any], cotangents: Sequence[Any]) -> None:
+        """Raises if a gradient hangs on a level that is over, whose number another one has by now.
 
-        Where another level has such a number by now, the boxes must come from the nodes `known` of upstream.
+        All boxes of that level, and of those above, must come from upstream.
         """
-        if known is None:
-            while isinstance(gradient, Box) and gradient._trace >= level:
-                gradient = gradient._value
-        elif not all([_is_from(box._node, known) for box in boxes(gradient) if box._trace >= level]):
+        known = {box._node for each in cotangents for box in boxes(each)}
+        found = [box for gradient in gradients for box in boxes(gradient) if box._trace >= level]
+        if not all([_is_from(box._node, known) for box in found]):
             raise messages.lost_capture(
                 f"the rule of {self.fun.name}",
                 "a value that was differentiated together with an argument, in forward mode or in a pullback.",
                 "autograd cannot tell it from what is differentiated now",
             )
-        return gradient
+
+
+def _below(level: int, gradient: Any) -> Any:
+    """Returns a gradient without the boxes of a level that is over, and of those above."""
+    while isinstance(gradient, Box) and gradient._trace >= level:
+        gradient = gradient._value
+    return gradient
 
 
 def _ancestors(nodes: Sequence[Any], known: Iterable[Any] = ()) -> Iterator[Any]:
