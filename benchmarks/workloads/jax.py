@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Progr
 from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
 from benchmarks.tasks import Function, both
 
+CLOCK = time.perf_counter
 CHAIN = 100
 TRACED = ("trace and lower, jax.jit", 1000, 5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import tracemalloc
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Progr
 from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
 from benchmarks.tasks import Function, both, flat
 
+CLOCK = time.thread_time
 CHAIN = 1000
 TRACED = ("", 0, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Progr
 from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
 from benchmarks.tasks import Function, both, flat, mapped
 
+CLOCK = time.thread_time
 CHAIN = 1000
 TRACED = ("Dynamo and AOT, aot_eager", 100, 5)
 
