@@ -320,12 +320,8 @@ def why(target: Target) -> str | None:
     return next((reason for begin, reason in REASONS if target.what.startswith(begin)), None)
 
 
-def targets(results: Results) -> list[Target]:
+def targets(results: Results) -> Iterator[Target]:
     """Every target, as far as it was measured."""
-    return list(_targets(results))
-
-
-def _targets(results: Results) -> Iterator[Target]:
     for backend, workload, measure, contestant, most in RATIOS:
         for line in lines_of(results, backend, workload, measure):
             yield _ratio(backend, line, contestant, most)
@@ -423,7 +419,7 @@ def render(results: Results) -> str:
     facts = {**results["machine"], **names, "minutes": round(results["seconds"] / 60), "versions": versions}
     by_thread = [name for name, found in results["backends"].items() if found.get("clock") == "thread_time"]
     facts["clock"] = THREAD.format(backends=", ".join(by_thread)) if by_thread else WALL
-    judged = targets(results)
+    judged = [*targets(results)]
     met = sum(target.is_met for target in judged)
     page = [INTRO.format(**facts, date=results["date"], rounds=results["rounds"])]
     page += [TRAINING, *_training(results)]
