@@ -63,6 +63,12 @@ def held(backend: str, contestant: str, *chain: int) -> dict[str, Any]:
     return json.loads(line.removeprefix("HELD "))
 
 
+def output_of(code: str, backend: str) -> list[str]:
+    """The words that a new process prints which runs some code."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment(backend), check=True, capture_output=True, text=True).stdout.split()
+
+
 def imports(rounds: int) -> dict[str, Any]:
     """The seconds that an import takes in a new process, the three taking turns."""
     modules = ("numpy", "keras_cg", "keras")
@@ -71,9 +77,7 @@ def imports(rounds: int) -> dict[str, Any]:
     for _ in range(rounds + 1):
         for module in modules:
             # On NumPy Keras loads no other framework than those that it always does.
-            command = [sys.executable, "-c", code.format(module)]
-            done = subprocess.run(command, env=environment("numpy"), check=True, capture_output=True, text=True)
-            times[module].append(float(done.stdout))
+            times[module] += map(float, output_of(code.format(module), "numpy"))
     # The first of each reads from the disk.
     contestants = measure.summary({name: each[1:] for name, each in times.items()})
     return {"rounds": rounds, "contestants": contestants, "packages": packages()}
@@ -102,9 +106,7 @@ def first_calls(backend: str, rounds: int) -> dict[str, Any]:
             code = f"import sys, time; {before}; import keras_cg; {function}; known = len(sys.modules)\n"
             code += f"started = time.perf_counter()\n{call}\n"
             code += "print(time.perf_counter() - started, len(sys.modules) - known)"
-            command = [sys.executable, "-c", code]
-            done = subprocess.run(command, env=environment(backend), check=True, capture_output=True, text=True)
-            for values, value in zip(found[name], done.stdout.split(), strict=True):
+            for values, value in zip(found[name], output_of(code, backend), strict=True):
                 values.append(float(value))
     times = measure.summary({name: seconds for name, (seconds, _) in found.items()})
     return {name: {**times[name], "modules": found[name][1][0]} for name in found}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,7 @@ def main() -> None:
         for way, differentiate in ways.items():
             with keras_cg.use_backend(name):
                 contestants = programs(differentiate)
-                times = interleave(contestants, options.rounds, dict.fromkeys(contestants, 20))
+                times = interleave(contestants, options.rounds, dict.fromkeys(contestants, 20), time.perf_counter)
             # Each of the others takes the place of ours once, beside the function alone.
             ratios = [summary({"keras_cg": times[each], ALONE: times[ALONE]})[ALONE]["ratio"][1] for each in times]
             print(f"| {way} | {' | '.join(f'{ratio:.2f}' for ratio in ratios[1:])} |", flush=True)

@@ -48,6 +48,7 @@ The cost of `keras_cg.custom_gradient`, compared with other ways to give a funct
   wrong and is not timed. A contestant that raises is shown with its error.
 - **In turn**: all contestants of a line run in one process, A B C A B C ..., for {rounds} rounds unless the line has
   another number. A turn is as many calls as take about 4 ms. Garbage is collected between turns only.
+- **Clock**: {clock}
 - **Reported**: the median time of a call. In brackets: the median ratio of our time to that contestant's in the same
   round, with quartiles. Below 1, `{ours}` is faster.
 - **One thread**: `OMP_NUM_THREADS=1`, `torch.set_num_threads(1)`, one thread for TensorFlow's operations, and
@@ -56,6 +57,13 @@ The cost of `keras_cg.custom_gradient`, compared with other ways to give a funct
 - **Rules**: where a line says nothing else, log1pexp has a rule in Keras's idiom, `grad(*args, upstream=None)`.
 - **Elements**: float32. With 8 of them nearly all time is overhead, with 1,000,000 nearly none.
 """
+
+# Of eager calls on some backends and of tracing, by `time.thread_time`; and of all others.
+THREAD = (
+    "the processor's time of the thread for tracing and for eager calls on {backends}, where that thread does all the\n"
+    "  work, so that other programs do not lengthen it; else, and for all compiled programs, wall time."
+)
+WALL = "wall time."
 
 TARGETS = """\
 A compiled program contains the same operations as the hand-written rule (XLA's HLO, torch's lists for forward and
@@ -312,12 +320,8 @@ def why(target: Target) -> str | None:
     return next((reason for begin, reason in REASONS if target.what.startswith(begin)), None)
 
 
-def targets(results: Results) -> list[Target]:
+def targets(results: Results) -> Iterator[Target]:
     """Every target, as far as it was measured."""
-    return list(_targets(results))
-
-
-def _targets(results: Results) -> Iterator[Target]:
     for backend, workload, measure, contestant, most in RATIOS:
         for line in lines_of(results, backend, workload, measure):
             yield _ratio(backend, line, contestant, most)
@@ -413,7 +417,9 @@ def render(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     names = {"ours": OURS, "keras": KERAS, "native": NATIVE, "by_hand": BY_HAND, "plain": PLAIN, "alone": ALONE}
     facts = {**results["machine"], **names, "minutes": round(results["seconds"] / 60), "versions": versions}
-    judged = targets(results)
+    by_thread = [name for name, found in results["backends"].items() if found.get("clock") == "thread_time"]
+    facts["clock"] = THREAD.format(backends=", ".join(by_thread)) if by_thread else WALL
+    judged = [*targets(results)]
     met = sum(target.is_met for target in judged)
     page = [INTRO.format(**facts, date=results["date"], rounds=results["rounds"])]
     page += [TRAINING, *_training(results)]

@@ -19,7 +19,7 @@ import numpy
 
 import keras_cg
 from benchmarks import measure, networks, tasks
-from benchmarks.measure import ALONE, BY_HAND, OURS, Program
+from benchmarks.measure import ALONE, BY_HAND, OURS, Clock, Program
 from benchmarks.tasks import Function, Workload
 from keras_cg import ops
 
@@ -90,13 +90,15 @@ class Bench:
 
         return program
 
-    def line(self, workload: Workload, title: str, contestants: dict[str, Any], make: Make, rounds: int = 0) -> None:
+    def line(
+        self, workload: Workload, title: str, contestants: dict[str, Any], make: Make, clock: Clock, rounds: int = 0
+    ) -> None:
         """Measures the programs that `make` makes of a workload's contestants."""
         arguments = self.arguments(workload)
         programs = {
             name: each if isinstance(each, str) else make(each, arguments) for name, each in contestants.items()
         }
-        figures = measure.compare(programs, rounds or self.rounds)
+        figures = measure.compare(programs, rounds or self.rounds, clock)
         self.lines.append({"workload": workload.title, "measure": title, **figures})
         self.tell(f"{workload.title}: {title}")
 
@@ -125,7 +127,7 @@ class Bench:
         if wanted:
             found = self.checked(workload, check)
             for title, make in wanted.items():
-                self.line(workload, title, found if alone else without(found, ALONE), make)
+                self.line(workload, title, found if alone else without(found, ALONE), make, self.kit.CLOCK)
 
     def eager(self) -> None:
         """Calls and gradients of every workload, nothing compiled."""
@@ -152,7 +154,7 @@ class Bench:
             for name, function in found.items():
                 if not isinstance(function, str):
                     found[name] = self.verdict(workload, self.twice(function, arguments)) or function
-            self.line(workload, title, found, self.kit.second_order)
+            self.line(workload, title, found, self.kit.second_order, self.kit.CLOCK)
 
     def twice(self, function: Function, arguments: Any) -> Program:
         """A program for the first and the second derivative."""
@@ -175,7 +177,7 @@ class Bench:
                 for name, function in programs.items():
                     if not isinstance(function, str):
                         programs[name] = self.compiled(workload, function, arguments, compiled)
-                self.line(workload, title, programs, lambda program, _: program)
+                self.line(workload, title, programs, lambda program, _: program, time.perf_counter)
 
     def compiled(self, workload: Workload, function: Function, arguments: Any, compiled: Make) -> Program | str:
         """A compiled program that is right, or words."""
@@ -200,7 +202,7 @@ class Bench:
                     self.kit.trace(function, self.arguments(short))()
                 except Exception as error:
                     found[name] = in_words(error)
-        self.line(workload, title, found, self.kit.trace, rounds)
+        self.line(workload, title, found, self.kit.trace, time.thread_time, rounds)
 
     def skipped(self) -> dict[str, list[float]]:
         """The backward pass of x @ w for x alone, 512 x 512: a rule that asks what is needed, and one that does not."""
@@ -227,9 +229,9 @@ class Bench:
         for _ in range(self.rounds + 3):
             for name, start in starts.items():
                 backward = start()[1]
-                started = time.perf_counter()
+                started = self.kit.CLOCK()
                 self.kit.wait(backward())
-                times[name].append(time.perf_counter() - started)
+                times[name].append(self.kit.CLOCK() - started)
         # The first rounds compile and fill caches.
         ratios = [one / other for one, other in zip(*times.values(), strict=True)][3:]
         self.tell("gradients that are not needed")
@@ -250,7 +252,7 @@ class Bench:
             this = workload(size)
             functions, arguments = self.functions(this), self.arguments(this)
             programs = {name: make(functions[name], arguments) for name in medians}
-            figures = measure.compare(programs, ROUNDS_OF_CURVES)
+            figures = measure.compare(programs, ROUNDS_OF_CURVES, self.kit.CLOCK)
             for name, found in medians.items():
                 found.append(figures["contestants"][name]["time"][1])
         self.tell(f"curve of {of}")
@@ -306,7 +308,7 @@ def run(backend: str, rounds: int, only: str = "") -> dict[str, Any]:
         bench.eager()
         bench.steady()
         bench.tracing()
-        found: dict[str, Any] = {"lines": bench.lines}
+        found: dict[str, Any] = {"lines": bench.lines, "clock": bench.kit.CLOCK.__name__}
         if not only:
             found |= {"curves": bench.curves(), "frames": bench.frames(), "skipped": bench.skipped()}
         return found | {"seconds": round(time.perf_counter() - bench.started)}

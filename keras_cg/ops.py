@@ -25,11 +25,9 @@ __all__ = [
     "custom_gradient",
     "erf",
     "log_softmax",
-    "logsumexp",
     "relu",
     "sigmoid",
     "softmax",
-    "softplus",
     "stop_gradient",
     "sum_to",
 ]
@@ -125,7 +123,7 @@ def sigmoid(x: Any, /) -> Any:
         `float[...]` with the shape and the dtype of `x`.
 
     See Also:
-        `keras_cg.ops.softplus`, whose derivative it is. `keras_cg.ops.softmax`, for several classes.
+        `keras_cg.recipes.log1pexp`, whose derivative it is. `keras_cg.ops.softmax`, for several classes.
 
     Example:
         >>> import keras_cg
@@ -134,31 +132,6 @@ def sigmoid(x: Any, /) -> Any:
         (0.0, 0.25)
     """
     return _active("sigmoid")(x)
-
-
-def softplus(x: Any, /) -> Any:
-    """Computes log(1 + exp(x)), without overflow in any order.
-
-        y = log(1 + exp(x)),    dL/dx = dL/dy / (1 + exp(-x))
-
-    It is `jax.nn.softplus`, `torch.nn.functional.softplus` or `tf.nn.softplus`.
-
-    Args:
-        x: `float[...]`, or a number. Integers are computed in the default floating dtype of the framework.
-
-    Returns:
-        `float[...]` with the shape and the dtype of `x`.
-
-    See Also:
-        `keras_cg.recipes.log1pexp`, the same function as a recipe, which computes half precision in float32.
-
-    Example:
-        >>> import keras_cg
-        >>> from keras_cg import ops
-        >>> float(ops.softplus(1e4)), float(keras_cg.grad(ops.softplus)(1e4))
-        (10000.0, 1.0)
-    """
-    return _active("softplus")(x)
 
 
 def relu(x: Any, /) -> Any:
@@ -175,7 +148,7 @@ def relu(x: Any, /) -> Any:
         `float[...]` with the shape and the dtype of `x`.
 
     See Also:
-        `keras_cg.ops.softplus`, which is smooth.
+        `keras_cg.recipes.log1pexp`, which is smooth.
 
     Example:
         >>> import numpy as np
@@ -259,7 +232,7 @@ def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
         `float[..., n]` with the shape and the dtype of `x`.
 
     See Also:
-        `keras_cg.ops.softmax` and `keras_cg.ops.logsumexp`.
+        `keras_cg.ops.softmax`. `keras_cg.recipes.log_sum_exp`, the logarithm of the sum.
 
     Example:
         >>> import numpy as np
@@ -268,35 +241,6 @@ def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
         array([     0., -10000.])
     """
     return _active("log_softmax")(x, axis=axis)
-
-
-def logsumexp(x: Any, /, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
-    """Computes the logarithm of a sum of exponentials, without overflow.
-
-        y = log(sum exp(x)),    dL/dx = dL/dy exp(x - y)
-
-    It is `jax.nn.logsumexp`, `torch.logsumexp` or `tf.reduce_logsumexp`. Where an element is infinity, or all are minus
-    infinity, so is the result, and the gradient is NaN.
-
-    Args:
-        x: `float[..., n]`, or a number. Integers are computed in the default floating dtype of the framework.
-        axis: The axis or the axes of the sum; None for all.
-        keepdims: Whether the result has these axes, with size 1.
-
-    Returns:
-        `float[...]`, the shape of `x` without the axes, in the dtype of `x`.
-
-    See Also:
-        `keras_cg.recipes.log_sum_exp`, which also has a mask, and finite gradients at infinity.
-
-    Example:
-        >>> import numpy as np
-        >>> import keras_cg
-        >>> from keras_cg import ops
-        >>> keras_cg.grad(ops.logsumexp)(np.array([1e4, 1e4, -np.inf]))
-        array([0.5, 0.5, 0. ])
-    """
-    return _active("logsumexp")(x, axis=axis, keepdims=keepdims)
 
 
 def _active(name: str) -> Any:

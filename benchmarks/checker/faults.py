@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.checker.rules import as_tuple
+from benchmarks.checker.truth import wide
 from keras_cg import ops
 from keras_cg.frontend import config
 
@@ -54,25 +55,37 @@ def kind(name, said, fits=lambda rule, arrays: True, shows="gradient", found=("f
 # --- how faults are planted -------------------------------------------------------------------------------------------
 
 
-def last(gradients):
-    """The place of the last gradient that there is."""
-    return max(place for place, gradient in enumerate(gradients) if gradient is not None)
-
-
-def in_gradient(change):
-    """A wrong rule: `change(gradient, argument)` in the place of the last gradient."""
+def in_gradients(change):
+    """A wrong rule: `change(gradients, arguments)` in the place of the list of all gradients."""
 
     def plant(flat):
         def wrong(*args):
             outputs, gradient = flat(*args)
+            return outputs, lambda *upstreams: tuple(change(list(as_tuple(gradient(*upstreams))), args))
 
-            def pullback(*upstreams):
-                found = list(as_tuple(gradient(*upstreams)))
-                place = last(found)
-                found[place] = change(found[place], args[place])
-                return tuple(found)
+        return wrong
 
-            return outputs, pullback
+    return plant
+
+
+def in_gradient(change):
+    """A wrong rule: `change(gradient, argument)` in the place of the last gradient that there is."""
+
+    def change_last(found, args):
+        place = max(place for place, gradient in enumerate(found) if gradient is not None)
+        found[place] = change(found[place], args[place])
+        return found
+
+    return in_gradients(change_last)
+
+
+def in_upstreams(change):
+    """A wrong rule: `change(*upstreams)` in the place of all upstreams."""
+
+    def plant(flat):
+        def wrong(*args):
+            outputs, gradient = flat(*args)
+            return outputs, lambda *upstreams: as_tuple(gradient(*change(*upstreams)))
 
         return wrong
 
@@ -81,15 +94,7 @@ def in_gradient(change):
 
 def in_upstream(change):
     """A wrong rule: `change(upstream)` in the place of each upstream."""
-
-    def plant(flat):
-        def wrong(*args):
-            outputs, gradient = flat(*args)
-            return outputs, lambda *upstreams: as_tuple(gradient(*map(change, upstreams)))
-
-        return wrong
-
-    return plant
+    return in_upstreams(lambda *upstreams: map(change, upstreams))
 
 
 def in_arguments(change):
@@ -102,6 +107,23 @@ def in_arguments(change):
         return wrong
 
     return plant
+
+
+def at_others(choose):
+    """A wrong rule: the gradient at the arguments that `choose` finds when the function is called."""
+
+    def plant(flat):
+        def wrong(*args):
+            outputs, others = flat(*args)[0], choose(args)
+            return outputs, lambda *upstreams: as_tuple(flat(*others)[1](*upstreams))
+
+        return wrong
+
+    return plant
+
+
+def scaled(factor, gradients):
+    return [None if each is None else factor * each for each in gradients]
 
 
 def is_floating(x):
@@ -127,6 +149,10 @@ def has_rows(rule, arrays):
 
 def is_real(rule, arrays):
     return all(each.dtype.kind != "c" for each in floating(arrays))
+
+
+def has_complex(rule, arrays):
+    return floating(arrays)[-1].dtype.kind == "c"
 
 
 def has_real_outputs(rule, arrays):
@@ -159,20 +185,12 @@ for name, factor, said in (
 kind("no gradient for an argument", "no gradient for")(in_gradient(lambda g, x: 0 * g))
 
 
-@kind(
-    "a mean for a sum",
-    r"one over the batch size|one over the number of elements|a factor of 1/2",
-    has_rows,
+kind("a mean for a sum", r"one over the batch size|one over the number of elements|a factor of 1/2", has_rows)(
+    in_gradient(lambda g, x: g / config.active.shape(x)[0])
 )
-def mean(flat):
-    return in_gradient(lambda g, x: g / config.active.shape(x)[0])(flat)
-
-
-@kind("a sum for a mean", r"the batch size|the number of elements|a factor of 2", has_rows)
-def total(flat):
-    return in_gradient(lambda g, x: g * config.active.shape(x)[0])(flat)
-
-
+kind("a sum for a mean", r"the batch size|the number of elements|a factor of 2", has_rows)(
+    in_gradient(lambda g, x: g * config.active.shape(x)[0])
+)
 kind("a constant added", "does not depend on upstream")(in_gradient(lambda g, x: g + 0.1))
 kind("weight decay added", "does not depend on upstream")(in_gradient(lambda g, x: g + 0.01 * x))
 kind("rounded to thousandths", rf"staircase|steps|{LOSES}", is_real)(
@@ -180,15 +198,12 @@ kind("rounded to thousandths", rf"staircase|steps|{LOSES}", is_real)(
 )
 
 
-@kind("transposed", ORDER, lambda rule, arrays: floating(arrays)[-1].ndim >= 2)
-def transposed(flat):
-    def change(g, x):
-        shape = tuple(config.active.shape(g))
-        return ops.reshape(ops.permute_dims(g, tuple(range(len(shape)))[::-1]), shape)
-
-    return in_gradient(change)(flat)
+def transposed(g, x):
+    shape = tuple(config.active.shape(g))
+    return ops.reshape(ops.permute_dims(g, tuple(range(len(shape)))[::-1]), shape)
 
 
+kind("transposed", ORDER, lambda rule, arrays: floating(arrays)[-1].ndim >= 2)(in_gradient(transposed))
 kind("elements reversed", ORDER, lambda rule, arrays: floating(arrays)[-1].ndim >= 1)(
     in_gradient(lambda g, x: ops.flip(g, axis=-1))
 )
@@ -200,71 +215,44 @@ kind("another shape", r"shape|axis|axes")(in_gradient(lambda g, x: ops.expand_di
 kind("a broadcast not summed", "sum over axis")(in_gradient(lambda g, x: ops.stack([g, g], axis=0)))
 
 
-@kind(
+def swapped(found, args):
+    one, other = [place for place, g in enumerate(found) if g is not None][-2:]
+    found[one], found[other] = found[other], found[one]
+    return found
+
+
+kind(
     "two arguments swapped",
     "swapped",
     lambda rule, arrays: len({(e.shape, e.dtype) for e in floating(arrays)[-2:]}) == 1 < len(floating(arrays)),
-)
-def swapped(flat):
-    def wrong(*args):
-        outputs, gradient = flat(*args)
-
-        def pullback(*upstreams):
-            found = list(as_tuple(gradient(*upstreams)))
-            one, other = [place for place, g in enumerate(found) if g is not None][-2:]
-            found[one], found[other] = found[other], found[one]
-            return tuple(found)
-
-        return outputs, pullback
-
-    return wrong
+)(in_gradients(swapped))
 
 
 # --- some elements ----------------------------------------------------------------------------------------------------
 
 
-@kind("one element wrong", PLACES, has_size(2))
-def one_element(flat):
-    return in_gradient(lambda g, x: g * (1 + 0.5 * places(x, lambda index, shape: index == index.size - 1)))(flat)
+kind("one element wrong", PLACES, has_size(2))(
+    in_gradient(lambda g, x: g * (1 + 0.5 * places(x, lambda index, shape: index == index.size - 1)))
+)
+kind("one row missing", PLACES, has_rows)(
+    in_gradient(lambda g, x: g * places(x, lambda index, shape: index >= index.size // shape[0]))
+)
+kind("every other element wrong", PLACES, has_size(3))(
+    in_gradient(lambda g, x: g * (1 + 0.2 * places(x, lambda index, shape: index % 2 == 1)))
+)
+kind("wrong for negative inputs", DOMAIN, is_real)(in_gradient(lambda g, x: ops.where(x < 0, 1.1 * g, g)))
 
 
-@kind("one row missing", PLACES, has_rows)
-def one_row(flat):
-    return in_gradient(lambda g, x: g * places(x, lambda index, shape: index >= index.size // shape[0]))(flat)
-
-
-@kind("every other element wrong", PLACES, has_size(3))
-def every_other(flat):
-    return in_gradient(lambda g, x: g * (1 + 0.2 * places(x, lambda index, shape: index % 2 == 1)))(flat)
-
-
-def size_of(x):
-    return ops.abs(x)
-
-
-@kind("wrong for negative inputs", DOMAIN, is_real)
-def negative_inputs(flat):
-    return in_gradient(lambda g, x: ops.where(x < 0, 1.1 * g, g))(flat)
-
-
-@kind("wrong at the edge of the domain", DOMAIN, has_size(2))
-def edge(flat):
+def edge(g, x):
     """As if it were clipped where the argument is largest."""
-
-    def change(g, x):
-        size = ops.stop_gradient(ops.abs(x))
-        return ops.where(size >= ops.max(size) * 0.999, 0 * g, g)
-
-    return in_gradient(change)(flat)
+    size = ops.stop_gradient(ops.abs(x))
+    return ops.where(size >= ops.max(size) * 0.999, 0 * g, g)
 
 
-@kind("a dead zone around zero", DOMAIN, has_size(2))
-def dead_zone(flat):
-    def change(g, x):
-        size = ops.stop_gradient(ops.abs(x))
-        return ops.where(size < 0.6, 0 * g, g)
-
-    return in_gradient(change)(flat)
+kind("wrong at the edge of the domain", DOMAIN, has_size(2))(in_gradient(edge))
+kind("a dead zone around zero", DOMAIN, has_size(2))(
+    in_gradient(lambda g, x: ops.where(ops.stop_gradient(ops.abs(x)) < 0.6, 0 * g, g))
+)
 
 
 # --- upstream ---------------------------------------------------------------------------------------------------------
@@ -297,18 +285,14 @@ kind("wrong for upstream above 1e8", NOT_LINEAR)(capped(1e8))
 kind("nothing for upstream below 1e-8", NOT_LINEAR)(in_upstream(lambda u: ops.where(ops.abs(u) < 1e-8, 0 * u, u)))
 
 
-@kind("upstream normalised", NOT_LINEAR)
-def normalised(flat):
-    return in_upstream(lambda u: times(u, 1 / (1e-3 + ops.sqrt(ops.sum(ops.abs(u) * ops.abs(u))))))(flat)
+kind("upstream normalised", NOT_LINEAR)(
+    in_upstream(lambda u: times(u, 1 / (1e-3 + ops.sqrt(ops.sum(ops.abs(u) * ops.abs(u))))))
+)
 
 
 def wide_upstream(rule, arrays):
     outputs = as_tuple(rule.output(*wide(arrays)))
     return any(np.ndim(each) and np.shape(each)[0] > 1 for each in outputs)
-
-
-def wide(arrays):
-    return [each.astype({"f": np.float64, "c": np.complex128}.get(each.dtype.kind, each.dtype)) for each in arrays]
 
 
 def rolled(u):
@@ -323,27 +307,15 @@ kind("upstream of the next row", ORDER, wide_upstream)(in_upstream(rolled))
 kind("upstream averaged over the batch", rf"averaged|mean|{PLACES}", wide_upstream)(in_upstream(averaged))
 
 
-@kind(
+kind(
     "one output forgotten",
     rf"is forgotten|no gradient for|{PLACES}",
     lambda rule, arrays: len(as_tuple(rule.output(*wide(arrays)))) > 1,
+)(in_upstreams(lambda *upstreams: (*upstreams[:-1], 0 * upstreams[-1])))
+kind("a missing conjugate", "missing conjugate", has_complex)(in_gradient(lambda g, x: ops.conj(g)))
+kind("the real part alone", r"part of the gradient is missing|conjugate", has_complex)(
+    in_gradient(lambda g, x: (g + ops.conj(g)) / 2)
 )
-def one_output(flat):
-    def wrong(*args):
-        outputs, gradient = flat(*args)
-        return outputs, lambda *upstreams: as_tuple(gradient(*upstreams[:-1], 0 * upstreams[-1]))
-
-    return wrong
-
-
-kind("a missing conjugate", "missing conjugate", lambda rule, arrays: floating(arrays)[-1].dtype.kind == "c")(
-    in_gradient(lambda g, x: ops.conj(g))
-)
-kind(
-    "the real part alone",
-    r"part of the gradient is missing|conjugate",
-    lambda rule, arrays: floating(arrays)[-1].dtype.kind == "c",
-)(in_gradient(lambda g, x: (g + ops.conj(g)) / 2))
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
@@ -352,60 +324,40 @@ kind(
 @kind("frozen at the first call", HISTORY)
 def frozen(flat):
     cache = {}
-
-    def wrong(*args):
-        outputs, _ = flat(*args)
-        first = cache.setdefault("args", args)
-        return outputs, lambda *upstreams: as_tuple(flat(*first)[1](*upstreams))
-
-    return wrong
+    return at_others(lambda args: cache.setdefault("args", args))(flat)
 
 
 @kind("the arguments of the call before", HISTORY)
 def stale(flat):
     cache = {}
 
-    def wrong(*args):
-        outputs, _ = flat(*args)
+    def choose(args):
         before, cache["args"] = cache.get("args", args), args
-        return outputs, lambda *upstreams: as_tuple(flat(*before)[1](*upstreams))
+        return before
 
-    return wrong
+    return at_others(choose)(flat)
 
 
 @kind("counts its calls", HISTORY)
 def counts(flat):
     calls = []
 
-    def wrong(*args):
-        outputs, gradient = flat(*args)
+    def change(found, args):
+        calls.append(None)
+        return scaled(1 + 0.01 * min(len(calls) - 1, 10), found)
 
-        def pullback(*upstreams):
-            calls.append(None)
-            factor = 1 + 0.01 * min(len(calls) - 1, 10)
-            return tuple(None if g is None else factor * g for g in as_tuple(gradient(*upstreams)))
-
-        return outputs, pullback
-
-    return wrong
+    return in_gradients(change)(flat)
 
 
 @kind("mixed with the gradient before", HISTORY)
 def momentum(flat):
     kept = {}
 
-    def wrong(*args):
-        outputs, gradient = flat(*args)
+    def change(found, args):
+        before, kept["found"] = kept.get("found", found), found
+        return [None if g is None else 0.5 * g + 0.5 * b for g, b in zip(found, before, strict=True)]
 
-        def pullback(*upstreams):
-            found = as_tuple(gradient(*upstreams))
-            before = kept.get("found", found)
-            kept["found"] = found
-            return tuple(None if g is None else 0.5 * g + 0.5 * b for g, b in zip(found, before, strict=True))
-
-        return outputs, pullback
-
-    return wrong
+    return in_gradients(change)(flat)
 
 
 @kind("random", HISTORY)
@@ -432,15 +384,13 @@ kind("computed in half precision", LOSES, is_wide)(in_gradient(lambda g, x: thro
 kind("arguments saved in half precision", LOSES, is_wide)(in_arguments(through("float16")))
 
 
-@kind(
+kind(
     "overflows in single precision",
     "right in double precision",
     lambda rule, arrays: any(each.dtype == np.float32 for each in arrays) and rule.inner == "float64",
     shows="dtype",
-)
-def overflows(flat):
     # exp(100) is a number in double precision alone.
-    return in_gradient(lambda g, x: g * ops.exp(100 + 0 * x) / ops.exp(100 + 0 * x))(flat)
+)(in_gradient(lambda g, x: g * ops.exp(100 + 0 * x) / ops.exp(100 + 0 * x)))
 
 
 # --- higher orders, forward mode, compiled ----------------------------------------------------------------------------
@@ -454,16 +404,14 @@ def cut(x):
 kind("detached", CUT, shows="second order")(in_arguments(cut))
 
 
-@kind("detached in one argument", CUT, lambda rule, arrays: len(floating(arrays)) > 1, shows="second order")
-def detached_one(flat):
-    def wrong(*args):
-        place = max(place for place, each in enumerate(args) if is_floating(each))
-        others = [cut(each) if index == place else each for index, each in enumerate(args)]
-        return flat(*args)[0], lambda *upstreams: as_tuple(flat(*others)[1](*upstreams))
-
-    return wrong
+def cut_last(args):
+    place = max(place for place, each in enumerate(args) if is_floating(each))
+    return [cut(each) if index == place else each for index, each in enumerate(args)]
 
 
+kind("detached in one argument", CUT, lambda rule, arrays: len(floating(arrays)) > 1, shows="second order")(
+    at_others(cut_last)
+)
 kind("half detached", CUT, shows="second order")(in_gradient(lambda g, x: 0.5 * g + 0.5 * ops.stop_gradient(g)))
 kind("second order twice", CUT, shows="second order")(in_gradient(lambda g, x: 2 * g - ops.stop_gradient(g)))
 kind("something more in second order", CUT, shows="second order")(
@@ -507,9 +455,7 @@ def when_compiled(flat):
     def wrong(*args):
         outputs, gradient = flat(*args)
         factor = 1.1 if is_traced(args[0]) else 1.0
-        return outputs, lambda *upstreams: tuple(
-            None if g is None else factor * g for g in as_tuple(gradient(*upstreams))
-        )
+        return outputs, lambda *upstreams: tuple(scaled(factor, as_tuple(gradient(*upstreams))))
 
     return wrong
 

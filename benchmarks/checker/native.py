@@ -9,7 +9,7 @@ import numpy as np
 
 import keras_cg
 from benchmarks.checker.rules import as_tuple
-from benchmarks.checker.truth import flat_for_calls, wide
+from benchmarks.checker.truth import flat_for_calls, put, wide
 from keras_cg import ops
 from keras_cg.frontend import config
 
@@ -21,10 +21,7 @@ def floating_function(flat, arrays):
     floats = [place for place, each in enumerate(arrays) if each.dtype.kind in "fc"]
 
     def call(*floating):
-        every = [*tensors]
-        for place, each in zip(floats, floating, strict=True):
-            every[place] = each
-        return function(*every)
+        return function(*put(tensors, floats, floating))
 
     return call, [tensors[place] for place in floats]
 
@@ -34,19 +31,13 @@ def in_one(call):
     return lambda *args: ops.concat([ops.reshape(each, (-1,)) for each in as_tuple(call(*args))])
 
 
-def gradcheck(flat, arrays, **options):
-    import torch
-
-    call, tensors = floating_function(flat, arrays)
-    return torch.autograd.gradcheck(call, [each.requires_grad_() for each in tensors], **options)
-
-
-def gradcheck_and_gradgradcheck(flat, arrays):
+def gradcheck(flat, arrays, twice=False, **options):
     import torch
 
     call, tensors = floating_function(flat, arrays)
     inputs = [each.requires_grad_() for each in tensors]
-    return torch.autograd.gradcheck(call, inputs) and torch.autograd.gradgradcheck(call, inputs)
+    is_right = torch.autograd.gradcheck(call, inputs, **options)
+    return is_right and (not twice or torch.autograd.gradgradcheck(call, inputs))
 
 
 def check_grads_of_jax(flat, arrays):
@@ -79,7 +70,7 @@ TOOLS = {
     "torch": {
         "gradcheck": gradcheck,
         "gradcheck, fast": functools.partial(gradcheck, fast_mode=True),
-        "gradcheck + gradgradcheck": gradcheck_and_gradgradcheck,
+        "gradcheck + gradgradcheck": functools.partial(gradcheck, twice=True),
     },
     "jax": {"check_grads": check_grads_of_jax},
     "tensorflow": {"compute_gradient": compute_gradient},

@@ -162,8 +162,8 @@ def row(*cells):
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def heading(*cells):
-    return [row(*cells), row("---", *["---:"] * (len(cells) - 1))]
+def table(head, rows):
+    return [row(*head), row("---", *["---:"] * (len(head) - 1)), *(row(*cells) for cells in rows)]
 
 
 def share(part, whole):
@@ -180,19 +180,14 @@ def columns(results, tool):
 
 def render(results):
     """The page."""
-    rounded = ", ".join(name for name, is_rounded in results["rules"].items() if is_rounded)
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    lines = [
-        INTRO.format(
-            date=results["date"],
-            extent=extent(results),
-            python=results["python"],
-            versions=versions,
-            rules=len(results["rules"]),
-            kinds=len(results["planted"]),
-            rounded=rounded,
-        )
-    ]
+    facts = {
+        "extent": extent(results),
+        "versions": ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+        "rules": len(results["rules"]),
+        "kinds": len(results["planted"]),
+        "rounded": ", ".join(name for name, is_rounded in results["rules"].items() if is_rounded),
+    }
+    lines = [INTRO.format(date=results["date"], python=results["python"], **facts)]
     lines += ["## Totals", "", *totals(results), "", f"![Detection by kind of fault]({PICTURE.name})", ""]
     lines += ["## By kind of fault", "", *by_kind(results), ""]
     lines += ["## Compared with the frameworks' own tools", "", *beside(results), ""]
@@ -210,26 +205,16 @@ def extent(results):
 
 
 def totals(results):
-    lines = heading(
-        "", "planted", "measured", "found", "undecided", "named, of those found", "seconds of a processor, median"
-    )
+    rows = []
     for tool in (OURS, FAST):
         for backend, counted in columns(results, tool).items():
             measured, found, undecided, named = total(counted)
             planted = sum(number for kind, number in results["planted"].items() if is_on(kind, backend))
-            key = f"{backend}: {tool}"
-            lines.append(
-                row(
-                    f"`{tool}` on `{backend}`",
-                    planted,
-                    measured,
-                    share(found, measured),
-                    share(undecided, measured),
-                    share(named, found),
-                    results["seconds"][key],
-                )
-            )
-    return lines
+            shares = share(found, measured), share(undecided, measured), share(named, found)
+            seconds = results["seconds"][f"{backend}: {tool}"]
+            rows.append((f"`{tool}` on `{backend}`", planted, measured, *shares, seconds))
+    head = "", "planted", "measured", "found", "undecided", "named, of those found", "seconds of a processor, median"
+    return table(head, rows)
 
 
 def is_on(kind, backend):
@@ -238,19 +223,16 @@ def is_on(kind, backend):
 
 
 def by_kind(results):
-    found = columns(results, OURS)
-    lines = [
-        "Found of those measured; the last column has the share of those found that is named, on all backends.",
-        "",
-    ]
-    lines += heading("kind", "planted in rules", *[f"`{name}`" for name in found], "named")
+    found, rows = columns(results, OURS), []
     for kind, planted in results["planted"].items():
         cells = [each.get(kind, [0, 0, 0, 0]) for each in found.values()]
         named, caught = (sum(each[place] for each in cells) for place in (3, 1))
-        lines.append(
-            row(kind, planted, *(f"{each[1]} of {each[0]}" if each[0] else "-" for each in cells), share(named, caught))
-        )
-    return lines
+        rows.append((kind, planted, *(share(each[1], each[0]) for each in cells), share(named, caught)))
+    return [
+        "Found of those measured; the last column has the share of those found that is named, on all backends.",
+        "",
+        *table(("kind", "planted in rules", *[f"`{name}`" for name in found], "named"), rows),
+    ]
 
 
 def others(results):
@@ -259,33 +241,26 @@ def others(results):
 
 
 def beside(results):
-    lines = heading("", "measured", "found", "false alarms on right rules", "`check_gradients`, on all such faults")
+    rows = []
     for backend, tool in others(results):
         measured, found, _, _ = total(results["beside"][f"{backend}: {tool}"])
         ours = total(results["beside"].get(f"{backend}: {OURS}", {}))
-        alarms = results["right"].get(f"{backend}: {tool}", {}).get("ordinary")
-        told = f"{alarms['failed']} of {alarms['cases']}" if alarms else "-"
-        lines.append(
-            row(
-                f"`{tool}` on `{backend}`",
-                measured,
-                share(found, measured),
-                told,
-                share(ours[1], ours[0]),
-            )
-        )
-    return lines
+        alarms = results["right"].get(f"{backend}: {tool}", {}).get("ordinary", {"failed": 0, "cases": 0})
+        shares = share(found, measured), share(alarms["failed"], alarms["cases"]), share(ours[1], ours[0])
+        rows.append((f"`{tool}` on `{backend}`", measured, *shares))
+    return table(
+        ("", "measured", "found", "false alarms on right rules", "`check_gradients`, on all such faults"), rows
+    )
 
 
 def right(results):
-    lines = heading(
-        "", "cases", "false alarms", "undecided", "where rounding leaves nothing: cases", "false alarms", "undecided"
-    )
-    ours = {key: each for key, each in results["right"].items() if key.endswith(f": {OURS}")}
+    ours, rows = {key: each for key, each in results["right"].items() if key.endswith(f": {OURS}")}, []
     for key, parts in ours.items():
         cells = [parts.get(part, {"cases": 0, "failed": 0, "undecided": 0}) for part in ("ordinary", "rounded")]
         numbers = [each[name] for each in cells for name in ("cases", "failed", "undecided")]
-        lines.append(row(f"`{OURS}` on `{key.partition(':')[0]}`", *numbers))
+        rows.append((f"`{OURS}` on `{key.partition(':')[0]}`", *numbers))
+    three = "cases", "false alarms", "undecided"
+    lines = table(("", *three, f"where rounding leaves nothing: {three[0]}", *three[1:]), rows)
     count = sum(each["ordinary"]["cases"] for each in ours.values() if "ordinary" in each)
     lines += [
         "",

@@ -112,10 +112,7 @@ def in_second_order(rule, flat, args):
     with keras_cg.use_backend("numpy"):
 
         def pulled(*floating):
-            every = [*args]
-            for place, each in zip(floats, floating, strict=True):
-                every[place] = each
-            _, pullback = keras_cg.vjp(lambda *points: function(*put(every, floats, points)), *floating)
+            _, pullback = keras_cg.vjp(lambda *points: function(*put(args, floats, points)), *floating)
             return tuple(as_tuple(pullback(ups[0] if len(ups) == 1 else tuple(ups))))
 
         _, again = keras_cg.vjp(pulled, *[args[place] for place in floats])
@@ -126,8 +123,7 @@ def in_second_order(rule, flat, args):
         direction, step = sized(draw, args[place]) * np.abs(args[place]), 1e-5
         ends = []
         for sign in (1, -1):
-            moved = [*args]
-            moved[place] = args[place] + sign * step * direction
+            moved = put(args, [place], [args[place] + sign * step * direction])
             ends.append(directional(rule, moved, ups, weights))
         pairs.append((float(np.sum(np.real(np.conj(direction) * gradient))), (ends[0] - ends[1]) / (2 * step)))
     largest = max((abs(number) for pair in pairs for number in pair), default=0.0)

@@ -15,6 +15,7 @@
 `compilers`: By a title, `(function, arguments) -> program` that gives `(outputs, gradients)`, compiled.
 `trace(function, arguments)`: A program that traces the gradient again.
 `TRACED`: `(what that is, how many calls the traced function makes, rounds)`.
+`CLOCK`: The clock of eager calls: `time.thread_time`, if all the work is that of the thread that calls.
 `CHAIN`: How many calls the chain has in eager mode.
 `held(function, arguments)`: The bytes of the arrays that are held between forward and backward, as the framework counts
     them, or None if it does not.

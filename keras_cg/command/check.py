@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # The parts of a check that `--fast` leaves out.
 FAST = ("single elements", "compiled", "export")
 
+# The options that the process of a backend reads.
+OPTIONS = ("target", "expected", "value", "fast", "seed", "order", "modes", "compiled")
+
 
 def run(options: argparse.Namespace) -> int:
     """Checks the functions that the command line names.
@@ -38,19 +41,8 @@ def run(options: argparse.Namespace) -> int:
     unchecked = FAST if options.fast else ()
     board = Board(options.target, names, absent=absent, unchecked=unchecked, is_strict=options.strict)
     with tempfile.TemporaryDirectory() as folder, _shown(board):
-        job = {
-            "task": "check",
-            "target": options.target,
-            "arguments": arguments,
-            "expected": options.expected,
-            "value": options.value,
-            "fast": options.fast,
-            "seed": options.seed,
-            "order": options.order,
-            "modes": options.modes,
-            "compiled": options.compiled,
-            "folder": folder,
-        }
+        job = {name: getattr(options, name) for name in OPTIONS}
+        job |= {"task": "check", "arguments": arguments, "folder": folder}
         asyncio.run(_check_all(board, job, options.timeout))
         _compare(board, Path(folder))
     _conclude(board)
@@ -108,13 +100,10 @@ def _add(board: Board, backend: str, event: dict[str, Any]) -> None:
         board.usage[backend] = event["message"]
     elif kind == "problem":
         board.problems.append(Problem(backend, event["message"], board.current(backend)))
-    elif kind == "finding":
-        current = board.current(backend)
-        if current is not None:
+    elif (current := board.current(backend)) is not None:
+        if kind == "finding":
             board.found(current, backend).append(Finding(**event["finding"]))
-    elif kind == "report":
-        current = board.current(backend)
-        if current is not None:
+        elif kind == "report":
             if event["report"] is not None:
                 board.findings[current, backend] = list(Report.from_dict(event["report"]).findings)
             board.done.add((current, backend))
@@ -136,8 +125,7 @@ def _compare(board: Board, folder: Path) -> None:
     for number, function in enumerate(board.functions):
         evidence = {}
         for backend in board.backends:
-            path = folder / f"{number} {backend}.npz"
-            if path.is_file():
+            if (path := folder / f"{number} {backend}.npz").is_file():
                 evidence[backend] = _arrays(path)
         if len(evidence) < 2:
             continue
@@ -173,10 +161,9 @@ def _conclude(board: Board) -> None:
 
 
 def _write(board: Board) -> None:
-    problems = [dataclasses.asdict(each) for each in board.problems]
     data = {
         "reports": [report.to_dict() for report in board.reports()],
-        "problems": problems,
+        "problems": [dataclasses.asdict(each) for each in board.problems],
         "not_installed": board.absent,
         "not_checked": board.unchecked,
         "left_out": board.left_out,

@@ -55,14 +55,8 @@ def run(options: argparse.Namespace) -> int:
         raise messages.needs_function(options.target, "plot")
     _require_image(options.output)
     names, absent = processes.chosen(options.backends)
-    job = {
-        "task": "plot",
-        "target": options.target,
-        "arguments": arguments,
-        "expected": options.expected,
-        "value": None,
-        "seed": options.seed,
-    }
+    job = {name: getattr(options, name) for name in ("target", "expected", "seed")}
+    job |= {"task": "plot", "arguments": arguments, "value": None}
     with tempfile.TemporaryDirectory() as folder:
         outcomes = asyncio.run(
             processes.of_all(names, lambda name: _compute({**job, "backend": name, "folder": folder}, options.timeout))

@@ -1,4 +1,8 @@
-"""Starts the process of each backend, reads its events, and reports how it ends."""
+"""Starts the process of each backend, reads its events, and reports how it ends.
+
+Not by pebble (5.2): it keeps time limits and exit codes, but has no events before the end, no standard error, and not
+the line where a process hangs. `sys.exit` of the target would end the parent, and what the target started lives on.
+"""
 
 from __future__ import annotations
 

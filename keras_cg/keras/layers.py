@@ -106,9 +106,6 @@ class GradientScaling(_Scaled):
         True
     """
 
-    def __init__(self, scale: float, **kwargs: Any):
-        super().__init__(scale, **kwargs)
-
     def call(self, inputs: Any) -> Any:
         return recipes.scale_gradient(inputs, self._scale)
 

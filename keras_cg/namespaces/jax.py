@@ -71,20 +71,12 @@ def sigmoid(x: Any, /) -> Any:
     return jax.nn.sigmoid(_floating(x))
 
 
-def softplus(x: Any, /) -> Any:
-    return jax.nn.softplus(_floating(x))
-
-
 def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
     return jax.nn.log_softmax(_floating(x), axis)
 
 
 def softmax(x: Any, /, *, axis: int = -1) -> Any:
     return jax.nn.softmax(_floating(x), axis)
-
-
-def logsumexp(x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
-    return jax.nn.logsumexp(_floating(x), axis, keepdims=keepdims)
 
 
 def _floating(x: Any) -> Any:

@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from keras_cg.errors import did_you_mean, message, report
 from keras_cg.namespaces.table import FUNCTIONS
 
+# Functions of networks that are recipes.
+RECIPES = {"softplus": "log1pexp", "logsumexp": "log_sum_exp"}
 PORTABLE = [name for name in (*FUNCTIONS, "stop_gradient", "sum_to") if "." not in name]
 
 
 def no_such_op(name: str, backend: str, names: Sequence[str], place: str | None = None) -> AttributeError:
     """Reports a name that `keras_cg.ops` does not have on the active backend, but perhaps `place` in its framework."""
+    if name in RECIPES:
+        headline = f"keras_cg.ops has no {name!r}, which is a recipe: keras_cg.recipes.{RECIPES[name]}."
+        return AttributeError(headline)
     # A function of every backend comes first: `linalg.solve`, not torch's.
     inside = [each for each in FUNCTIONS if each.rpartition(".")[2] == name]
     if place is not None and not inside:

@@ -194,7 +194,7 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
         if not any(of_step):
             return gradient, None, None, None, None
         inside = ops.where(is_out, ops.zeros_like(wide), wide) / stride
-        total = _sum_to(upstream * (level - inside), size)
+        total = ops.sum_to(upstream * (level - inside), size)
         return gradient, tensors.times(total, _step_scale(gradient_scale, x, size, high)), None, None, None
 
     return tensors.as_like(level * stride, x), grad
@@ -234,15 +234,3 @@ def _step_scale(scale: Any, x: Any, step: Any, high: float) -> Any:
         raise messages.unknown_count("quantize")
     elements, steps = map(math.prod, sizes)
     return 1 / math.sqrt(max(elements // max(steps, 1), 1) * high)
-
-
-def _sum_to(x: Any, like: Any) -> Any:
-    """Sums `x` to the shape of `like`, which broadcasts to it."""
-    size = config.active.shape(like)
-    if size == ():
-        return ops.sum(x)
-    lead = len(config.active.shape(x)) - len(size)
-    ones = tuple(lead + place for place, length in enumerate(size) if length == 1)
-    if ones:
-        x = ops.sum(x, axis=ones, keepdims=True)
-    return ops.sum(x, axis=tuple(range(lead))) if lead else x

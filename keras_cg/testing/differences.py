@@ -67,54 +67,88 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
         scale: A distance from t = 0 that is safely inside the neighbourhood of the point.
         side: -1 or 1 to use only points with t < 0 or t > 0.
     """
-    path = functools.cache(path)
-    here, nears = path(0.0), [min(eps**power, scale / 16) for power in (1 / 3, 1 / 2)]
-    ends, closer = ((path(near if side >= 0 else -near), path(0.0 if side else -near)) for near in nears)
-    # With few digits, wide steps are more exact, and a low order magnifies rounding less.
-    steps, order, maxiter = ((min(WIDE, scale), *STEPS), 4, 3) if eps > COARSE else (STEPS, 8, 10)
-    # Each number in its own units: else the rounding of a large number would hide a small one.
-    with numpy.errstate(all="ignore"):
-        units = numpy.maximum.reduce([numpy.nan_to_num(numpy.abs(row)) for row in (here, *ends, path(STEPS[0]))])
-    units = numpy.where(units > 0, units, 1.0)
-    # Wide steps may agree with each other and still be wrong, on a staircase or between the waves of a sine.
-    secant = (closer[0] - closer[1]) / units / (nears[1] * (side or 2))
-    values, errors = numpy.full(here.shape, numpy.nan), numpy.full(here.shape, numpy.inf)
-    noise: Array | None = None
-    if eps > COARSE:  # with few digits the real rounding error is measured
-        noise = numpy.maximum(eps / 16, _rounding(path, min(eps / 2, scale / 32) * (side or 1)) / units)
-    for step in (*steps, scale / 8):
+    near = _Near(functools.cache(path), eps, scale, side)
+    values, errors = numpy.full(near.here.shape, numpy.nan), numpy.full(near.here.shape, numpy.inf)
+    for step in near.steps:
         if not numpy.any(errors > ROUGH * numpy.abs(numpy.nan_to_num(values)) + 256 * eps / STEPS[0]):
             break
-        if noise is not None and numpy.all((2 * noise / step >= errors) & (secant != 0)):
-            continue  # rounding dominates a smaller step
+        if near.is_lost(step, errors):
+            continue
+        found, error = near.derivative(step)
+        better = numpy.isfinite(found) & (error < errors)
+        values, errors = numpy.where(better, found, values), numpy.where(better, error, errors)
+    return Slope(values * near.units, errors * near.units, near.bends())
+
+
+class _Near:
+    """A function near the point: its values, in units of the size of each number, and how much they are rounded.
+
+    Each number is in its own units, because the rounding of a large number would hide a small one.
+    """
+
+    def __init__(self, path: Path, eps: float, scale: float, side: int):
+        self.path, self.eps, self.scale, self.side = path, eps, scale, side
+        self.here, self.nears = path(0.0), [min(eps**power, scale / 16) for power in (1 / 3, 1 / 2)]
+        self.ends, closer = ((path(near if side >= 0 else -near), path(0.0 if side else -near)) for near in self.nears)
+        # With few digits, wide steps are more exact, and a low order magnifies rounding less.
+        steps, self.order, self.maxiter = ((min(WIDE, scale), *STEPS), 4, 3) if eps > COARSE else (STEPS, 8, 10)
+        self.steps = (*steps, scale / 8)
+        with numpy.errstate(all="ignore"):
+            sizes = [numpy.nan_to_num(numpy.abs(row)) for row in (self.here, *self.ends, path(STEPS[0]))]
+        units = numpy.maximum.reduce(sizes)
+        self.units = numpy.where(units > 0, units, 1.0)
+        # Wide steps may agree with each other and still be wrong, on a staircase or between the waves of a sine.
+        self.secant = (closer[0] - closer[1]) / self.units / (self.nears[1] * (side or 2))
+        # The rounding of each number, once it was measured: with few digits at once.
+        self.noise: Array | None = None
+        if eps > COARSE:
+            self.noise = numpy.maximum(eps / 16, self._measured(min(eps / 2, scale / 32)))
+
+    def _measured(self, spacing: float) -> Array:
+        found: Array = _rounding(self.path, spacing * (self.side or 1)) / self.units
+        return found
+
+    def is_lost(self, step: float, errors: Array) -> bool:
+        """Whether rounding dominates a step, so that it cannot have smaller errors."""
+        return self.noise is not None and bool(numpy.all((2 * self.noise / step >= errors) & (self.secant != 0)))
+
+    def derivative(self, step: float) -> tuple[Array, Array]:
+        """Returns the derivative, from this step and smaller ones, and its error bound."""
         with numpy.errstate(all="ignore"):
             found = derivative(
-                lambda steps: numpy.stack([path(float(t)) / units for t in steps.ravel()], -1).reshape(
-                    *here.shape, *steps.shape
+                lambda steps: numpy.stack([self.path(float(t)) / self.units for t in steps.ravel()], -1).reshape(
+                    *self.here.shape, *steps.shape
                 ),
                 0.0,
                 initial_step=step,
-                order=order,
-                maxiter=maxiter,
-                step_direction=side,
+                order=self.order,
+                maxiter=self.maxiter,
+                step_direction=self.side,
                 preserve_shape=True,
-                tolerances={"atol": 64 * eps / step, "rtol": max(eps**0.75, ROUGH / 10)},
+                tolerances={"atol": 64 * self.eps / step, "rtol": max(self.eps**0.75, ROUGH / 10)},
             )
-        off, smallest = numpy.abs(found.df - secant), step * 0.5**found.nit
-        if noise is None and numpy.any((off > 1e-2 * numpy.abs(found.df) + 8 * eps / nears[1]) | (found.nit > SOON)):
-            spacings = [min(eps**power, scale * eps ** (1 / 3)) * (side or 1) for power in (0.6, 0.45)]
-            noise = numpy.maximum.reduce([_rounding(path, spacing) / units for spacing in spacings] + [0 * here + eps])
-        rounding = eps if noise is None else noise
+        off = numpy.abs(found.df - self.secant)
+        if self.noise is None and numpy.any(self._is_off(off, found.df, self.eps) | (found.nit > SOON)):
+            spacings = [min(self.eps**power, self.scale * self.eps ** (1 / 3)) for power in (0.6, 0.45)]
+            self.noise = numpy.maximum.reduce([*map(self._measured, spacings), 0 * self.here + self.eps])
+        rounding = self.eps if self.noise is None else self.noise
         # Two steps may agree by chance in the few digits that rounding leaves.
-        rounded = numpy.maximum(found.error, 2 * rounding / smallest)
-        rounded = numpy.where(off > 1e-2 * numpy.abs(found.df) + 8 * rounding / nears[1], off, rounded)
+        error = numpy.maximum(found.error, 2 * rounding / (step * 0.5**found.nit))
+        error = numpy.where(self._is_off(off, found.df, rounding), off, error)
         # The derivative of a constant is exact.
-        rounded = numpy.where((found.df == 0) & (secant == 0), 0.0, rounded)
-        better = numpy.isfinite(found.df) & (rounded < errors)
-        values, errors = numpy.where(better, found.df, values), numpy.where(better, rounded, errors)
-    values, errors = values * units, errors * units
-    bends = numpy.zeros_like(here) if side else numpy.abs(ends[0] - 2 * here + ends[1]) / nears[0]
-    return Slope(values, errors, bends)
+        return found.df, numpy.where((found.df == 0) & (self.secant == 0), 0.0, error)
+
+    def _is_off(self, off: Array, slope: Array, rounding: Array | float) -> Array:
+        """Whether a slope differs from that of the secant by more than rounding."""
+        found: Array = off > 1e-2 * numpy.abs(slope) + 8 * rounding / self.nears[1]
+        return found
+
+    def bends(self) -> Array:
+        """Estimates how much the slopes on the two sides differ; 0 for one side alone."""
+        if self.side:
+            return numpy.zeros_like(self.here)
+        found: Array = numpy.abs(self.ends[0] - 2 * self.here + self.ends[1]) / self.nears[0]
+        return found
 
 
 def _rounding(path: Path, step: float) -> Array:

@@ -43,6 +43,10 @@ INSIDE_ENOUGH = 2.0**-23
 INSIDE = {2.0**-7: "half precision", 2.0**-10: "half precision", 2.0**-23: "single precision"}
 
 
+# A function of the points, such as the output or the gradient.
+Function = Callable[[Arrays], Arrays]
+
+
 class Inspection:
     """One function at one point: the state that each check reads, and updates for later checks."""
 
@@ -116,13 +120,7 @@ class Inspection:
         """Returns the direction of all arguments that changes only one of them."""
         return [direction if each == number else 0 * point for each, point in enumerate(self.points)]
 
-    def path(
-        self,
-        directions: Arrays,
-        function: Callable[[Arrays], Arrays],
-        upstream: Arrays,
-        points: Arrays | None = None,
-    ) -> Path:
+    def path(self, directions: Arrays, function: Function, upstream: Arrays, points: Arrays | None = None) -> Path:
         """Returns `function` as a vector that depends on t: its arguments are `points + t * directions`."""
         points = self.points if points is None else points
         weights = vector(upstream)
@@ -134,13 +132,7 @@ class Inspection:
 
         return path
 
-    def slope(
-        self,
-        directions: Arrays,
-        function: Callable[[Arrays], Arrays],
-        upstream: Arrays,
-        points: Arrays | None = None,
-    ) -> Slope:
+    def slope(self, directions: Arrays, function: Function, upstream: Arrays, points: Arrays | None = None) -> Slope:
         """Returns the derivative of `path` at 0."""
         return slope(self.path(directions, function, upstream, points), self.eps, self.scale(directions))
 
@@ -151,9 +143,7 @@ class Inspection:
         )
         return float(numpy.min(sizes, initial=1.0, where=sizes > 0))
 
-    def columns(
-        self, number: int, function: Callable[[Arrays], Arrays], upstream: Arrays, elements: int
-    ) -> list[Column]:
+    def columns(self, number: int, function: Function, upstream: Arrays, elements: int) -> list[Column]:
         """Returns the derivatives of `function` along elements of one argument and along random directions."""
         point = self.points[number]
         places = [] if self.is_fast and point.size > 1 else list(numpy.ndindex(point.shape))
@@ -206,12 +196,7 @@ class Inspection:
         return numpy.stack(found) if len(found) == self.points[number].size > 0 else None
 
     def kink(
-        self,
-        number: int,
-        function: Callable[[Arrays], Arrays],
-        upstream: Arrays,
-        row: Row,
-        points: Arrays | None = None,
+        self, number: int, function: Function, upstream: Arrays, row: Row, points: Arrays | None = None
     ) -> Break | None:
         """Returns the reason why a number has no derivative to compare with; None if it has one."""
         directions = self.along(number, row.direction)
@@ -262,7 +247,7 @@ class Inspection:
 
     # --- precision ----------------------------------------------------------------------------------
 
-    def grain_of(self, function: Callable[[Arrays], Arrays]) -> float | None:
+    def grain_of(self, function: Function) -> float | None:
         """Finds the precision in which a function of the points computes, if it is coarser than `eps`."""
         signs = [1 - 2.0 * self.signs.integers(0, 2, each.shape) for each in self.points]
         # The steps of the function itself are no rounding.

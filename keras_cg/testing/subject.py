@@ -227,8 +227,7 @@ class Subject:
                 tensors[number] = tensor
             return flat(*tensors)
 
-        outputs, pullback, _ = self.backend.vjp(alone, [floating[number] for number in numbers])
-        return self.arrays(pullback(self.cast(upstream, outputs)))
+        return self.pulled(alone, [floating[number] for number in numbers], upstream)[1]
 
     def gradients_after(self, points: Sequence[Array], upstream: Sequence[Array], others: Sequence[Array]) -> Arrays:
         """Returns the gradient at `points`, computed after the function was also called at other points."""
@@ -236,6 +235,13 @@ class Subject:
         outputs, pullback, _ = self.backend.vjp(flat, floating)
         self.gradients(others, [upstream])
         return self.arrays(pullback(self.cast(upstream, outputs)))
+
+    def pulled(
+        self, flat: Callable[..., Any], floating: Sequence[Any], upstream: Sequence[Array]
+    ) -> tuple[Sequence[Any], Arrays]:
+        """Returns the outputs of a function of tensors, such as `flat`, and its gradients."""
+        outputs, pullback, _ = self.backend.vjp(flat, floating)
+        return outputs, self.arrays(pullback(self.cast(upstream, outputs)))
 
     def _pulled(self, flat: Callable[..., Any], upstream: Sequence[Array], *floating: Any) -> Any:
         outputs, pullback, _ = self.backend.vjp(flat, floating)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy
 
@@ -72,27 +73,34 @@ def compare(
     examined = list(_examined(at, limits, rows, find_break))
     # At the edge of a domain the expected value is the derivative on one side.
     edges = [(row, broken) for row, broken in examined if broken is not None and broken.is_edge]
-    examined = [(row, broken) for row, broken in examined if broken is None or not broken.is_edge]
-    sure = [each for each, broken in examined if broken is None and limits.is_wrong(each)]
     beside = [row._replace(expected=broken.slope, error=broken.error) for row, broken in edges]
-    off = [each for each in beside if each.difference > 1e-2 * max(abs(each.expected), limits.size)]
-    if (sure or off or examined) and at.is_other_in_double:
+    inside = [(row, broken) for row, broken in examined if broken is None or not broken.is_edge]
+    wrong = [row for row, broken in inside if broken is None and limits.is_wrong(row)]
+    wrong_beside = [row for row in beside if row.difference > 1e-2 * max(abs(row.expected), limits.size)]
+    if (inside or wrong_beside) and at.is_other_in_double:
         return found("undecided", reason=OTHER_IN_DOUBLE)
-    if sure or off:
-        worst = min(sure or off, key=lambda each: (each.where == ALONG, -each.difference))
-        alike = [abs(each.expected) for each in rows if (each.where == ALONG) == (worst.where == ALONG)]
-        scale = max((number for number in alike if number > limits.noise), default=0.0) or abs(worst.came)
-        shown = {"where": worst.where, "came": text(worst.came), "expected": text(worst.expected)}
-        return found("failed", **shown, error=worst.difference / scale, diagnosis=None if sure else EDGE)
-    for each, broken in examined:
-        if broken is not None and not at.is_noisy:
-            what = "the gradient" if check in ORDERS[1:] else "the function"
-            reason = f"{what} has no derivative there: {broken.reason}. The rule returns {text(each.came)}"
-            return found("undecided", where=each.where, reason=reason, diagnosis=KINK)
-    if any(broken is not None or limits.is_rough(row) for row, broken in examined):
+    if wrong or wrong_beside:
+        diagnosis = None if wrong else EDGE
+        return found("failed", **_shown(limits, rows, wrong or wrong_beside), diagnosis=diagnosis)
+    kinks = [(row, broken) for row, broken in inside if broken is not None]
+    if kinks and not at.is_noisy:
+        row, broken = kinks[0]
+        what = "the gradient" if check in ORDERS[1:] else "the function"
+        reason = f"{what} has no derivative there: {broken.reason}. The rule returns {text(row.came)}"
+        return found("undecided", where=row.where, reason=reason, diagnosis=KINK)
+    if kinks or any(limits.is_rough(row) for row, _ in inside):
         return found("undecided", reason=f"{at.precision_inside}{NO_CONVERGENCE}")
     left = [each for each in rows if not any(each is row for row, _ in edges)] + beside
     return found("passed", error=max(each.difference for each in left) / (limits.size or limits.largest or 1.0))
+
+
+def _shown(limits: _Limits, rows: list[Row], wrong: list[Row]) -> dict[str, Any]:
+    """Returns what a finding shows of wrong numbers: an element if there is one, because it names a place."""
+    worst = min(wrong, key=lambda each: (each.where == ALONG, -each.difference))
+    alike = [abs(each.expected) for each in rows if (each.where == ALONG) == (worst.where == ALONG)]
+    scale = max((number for number in alike if number > limits.noise), default=0.0) or abs(worst.came)
+    numbers = {"came": text(worst.came), "expected": text(worst.expected)}
+    return {"where": worst.where, **numbers, "error": worst.difference / scale}
 
 
 def _examined(

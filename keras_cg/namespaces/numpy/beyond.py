@@ -32,8 +32,6 @@ def _logistic(x: Any) -> Any:
 
 
 _sigmoid: Callable[..., Any] = _elementwise(_logistic, lambda x: _sigmoid(x) * _sigmoid(-x))
-# Not numpy.logaddexp (2.5), which warns of NaN.
-_softplus = _elementwise(lambda x: numpy.maximum(x, 0) + numpy.log1p(numpy.exp(-numpy.abs(x))), lambda x: _sigmoid(x))
 # By Python's own function, because NumPy (2.5) has none; it computes in double precision.
 _each = numpy.frompyfunc(math.erf, 1, 1)
 _erf = _elementwise(
@@ -55,10 +53,6 @@ def sigmoid(x: Any, /) -> Any:
     return _computed(x, _sigmoid)
 
 
-def softplus(x: Any, /) -> Any:
-    return _computed(x, _softplus)
-
-
 def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
     def compute(x: Any) -> Any:
         shifted = x - numpy.max(constant(x), axis, keepdims=True)
@@ -71,17 +65,6 @@ def softmax(x: Any, /, *, axis: int = -1) -> Any:
     def compute(x: Any) -> Any:
         e = anp.exp(x - numpy.max(constant(x), axis, keepdims=True))
         return e / anp.sum(e, axis, keepdims=True)
-
-    return _computed(x, compute)
-
-
-def logsumexp(x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
-    def compute(x: Any) -> Any:
-        peak = numpy.max(constant(x), axis, keepdims=True, initial=-math.inf)
-        peak = numpy.where(numpy.isfinite(peak), peak, 0)
-        with numpy.errstate(divide="ignore"):  # the logarithm of nothing
-            total = anp.log(anp.sum(anp.exp(x - peak), axis, keepdims=True)) + peak
-        return total if keepdims else anp.sum(total, axis)
 
     return _computed(x, compute)
 

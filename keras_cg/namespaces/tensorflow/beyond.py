@@ -25,20 +25,12 @@ def sigmoid(x: Any, /) -> Any:
     return tf.sigmoid(_floating(x))
 
 
-def softplus(x: Any, /) -> Any:
-    return tf.nn.softplus(_floating(x))
-
-
 def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
     return tf.nn.log_softmax(_floating(x), axis)
 
 
 def softmax(x: Any, /, *, axis: int = -1) -> Any:
     return tf.nn.softmax(_floating(x), axis)
-
-
-def logsumexp(x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
-    return tf.reduce_logsumexp(_floating(x), axis, keepdims)
 
 
 def sum_to(gradient: Any, like: Any) -> Any:

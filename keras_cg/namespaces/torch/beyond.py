@@ -24,24 +24,12 @@ def sigmoid(x: Any, /) -> Any:
     return torch.sigmoid(_floating(x))
 
 
-def softplus(x: Any, /) -> Any:
-    # From the default threshold (20) on, the second derivative is 0, and the value is inexact in float64.
-    return torch.nn.functional.softplus(_floating(x), threshold=40)
-
-
 def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
     return torch.log_softmax(_floating(x), axis)
 
 
 def softmax(x: Any, /, *, axis: int = -1) -> Any:
     return torch.softmax(_floating(x), axis)
-
-
-def logsumexp(x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
-    x = _floating(x)
-    axes = tuple(range(x.ndim)) if axis is None else axis
-    # To torch.logsumexp (2.13) no axis means all of them.
-    return x if axes == () else torch.logsumexp(x, axes, keepdim=keepdims)
 
 
 def _floating(x: Any) -> Any:

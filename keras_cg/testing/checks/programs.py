@@ -25,8 +25,7 @@ def compiled(at: Inspection) -> Iterator[Finding]:
         yield at.finding(check, "skipped", reason=f"{at.name} has no compiler")
         return
     try:
-        outputs, pullback, _ = at.backend.vjp(lambda *floating: (program(*floating), ()), floating)
-        gradients = pullback(at.subject.cast(at.upstream, outputs))
+        outputs, gradients = at.subject.pulled(lambda *floating: (program(*floating), ()), floating, at.upstream)
     except Exception as error:
         raised = at.raised(check, error)
         yield replace(raised, status="undecided", reason=f"it does not compile: {raised.reason}")
@@ -35,7 +34,7 @@ def compiled(at: Inspection) -> Iterator[Finding]:
     if other is not None:
         yield replace(other, reason="the compiled output differs from the eager one")
         return
-    for number, came in enumerate(at.subject.arrays(gradients)):
+    for number, came in enumerate(gradients):
         found = compare(at, check, number, comparison.elements(came, at.gradient[number]))
         if found.status == "failed":
             found = replace(found, reason="the compiled gradient differs from the eager one")
@@ -72,8 +71,7 @@ def exported(at: Inspection) -> Iterator[Finding]:
         yield replace(other, reason="the exported output differs from the function's")
         return
     try:
-        outputs, pullback, _ = at.backend.vjp(lambda *floating: (program(*floating), ()), floating)
-        gradients = at.subject.arrays(pullback(at.subject.cast(at.upstream, outputs)))
+        _, gradients = at.subject.pulled(lambda *floating: (program(*floating), ()), floating, at.upstream)
     except Exception:  # each export format raises its own error if it has no gradient
         yield at.finding(check, "passed", gradient="refused")
         return
