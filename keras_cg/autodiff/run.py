@@ -64,7 +64,7 @@ class Run:
     def _convert(self, value: Any) -> Any:
         """Returns a pytree with tensors in the place of those NumPy arrays of numbers that are none to the backend."""
         backend = self.backend
-        tree = pytree.flatten(value, backend.is_tensor, backend.children)
+        tree = pytree.flatten(value, backend)
         arrays = [
             # Copied, because torch (2.13) warns of read-only memory, and refuses negative strides.
             (place, numpy.array(leaf, leaf.dtype.newbyteorder("="), order="C"))
@@ -96,7 +96,7 @@ class Run:
         self, value: Any, label: Callable[[str], str], is_all: bool
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Partitions an output; of `(output, aux)`, where not all is differentiated, the first leaf alone is."""
-        tree = pytree.flatten(value, self.backend.is_tensor, self.backend.children)
+        tree = pytree.flatten(value, self.backend)
         tensors = pytree.partition(self.backend, self.where, tree, lambda tree, place: label(tree.paths()[place]))
         marked = [
             (place, tensor, is_differentiable(self.backend.dtype(tensor)) and (is_all or place == 0))
@@ -171,7 +171,7 @@ class Run:
 
     def _differentiated(self, value: tuple[Any, ...]) -> tuple[list[Any], Tree]:
         """Returns the differentiated tensors among the arguments, and the static part of these."""
-        backend, tree = self.backend, pytree.flatten(value, self.backend.is_tensor, self.backend.children)
+        backend, tree = self.backend, pytree.flatten(value, self.backend)
         for place, leaf in enumerate(tree.leaves):
             if isinstance(leaf, (int, float, complex)) and not backend.is_tensor(leaf):
                 if not isinstance(leaf, int):
@@ -199,7 +199,7 @@ class Run:
         TensorFlow (2.21) multiplies no tensors of two dtypes; without another tensor it is the dtype that `ops` gives.
         """
         backend = self.backend
-        leaves = pytree.flatten((*self.args, *self.kwargs.values()), backend.is_tensor, backend.children).leaves
+        leaves = pytree.flatten((*self.args, *self.kwargs.values()), backend).leaves
         dtypes = [backend.dtype(leaf) for leaf in map(keras_interop.unwrap, leaves) if backend.is_tensor(leaf)]
         tensor = backend.namespace.asarray(value)
         first = next(filter(is_differentiable, dtypes), backend.dtype(tensor))

@@ -15,9 +15,6 @@ import numpy
 
 Tensors = tuple[Any, ...]
 
-# Opens a container that only the framework's own tree utility knows: its children, and how to build it again.
-Children = Callable[[Any], tuple[list[Any], Callable[[list[Any]], Any]] | None]
-
 # Leaves for certain. Asking the framework's tree utility about them would only cost time.
 LEAVES = (type(None), bool, int, float, complex, str, bytes, type, numpy.generic, numpy.ndarray)
 

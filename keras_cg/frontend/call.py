@@ -35,7 +35,7 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
     if found is not None:
         tree, tensors = found
     else:
-        tree = pytree.flatten(values, backend.is_tensor, backend.children)
+        tree = pytree.flatten(values, backend)
         if keras_interop.is_symbolic(tree.leaves):
             labels = arguments.labels(fun, len(args), keywords, tree)
             leaves = dict(zip(labels, tree.leaves, strict=True))
@@ -63,7 +63,7 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
 def output_of(backend: Backend, name: str, fun: Callable[..., Any], pair: Any) -> Any:
     """Returns the output of `fun`, which returned `pair`, where nothing is differentiated."""
     output, _ = _checked_pair(name, fun, pair)
-    tree = pytree.flatten(output, backend.is_tensor, backend.children)
+    tree = pytree.flatten(output, backend)
     return tree.combine([*map(backend.constant, pytree.partition(backend, name, tree, _output_label))])
 
 
@@ -111,7 +111,7 @@ class FlatFunction(Arguments):
     def flatten(self, output: Any) -> tuple[list[Any], Tree]:
         """Returns the tensors of an output, and its static part."""
         backend = self.backend
-        tree = pytree.flatten(output, backend.is_tensor, backend.children)
+        tree = pytree.flatten(output, backend)
         return pytree.partition(backend, self.name, tree, _output_label), tree
 
     def finish(self, results: Sequence[Any]) -> Any:

@@ -16,8 +16,10 @@ from typing import Any
 
 import optree
 
-from keras_cg.engine.contract import LEAVES, Children
+from keras_cg.engine.contract import LEAVES, Backend
 from keras_cg.frontend.tree import Tree
+
+IsTensor = Callable[[Any], bool]
 
 # How optree is asked everywhere: None is a leaf, and `_Node` is known under this name.
 _KIND: dict[str, Any] = {"none_is_leaf": True, "namespace": "keras_cg"}
@@ -74,16 +76,17 @@ class Nest(Tree):
         return [accessor.codify("") for accessor in optree.treespec_accessors(self.treespec)]
 
 
-def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Nest:
+def flatten(value: Any, backend: Backend, is_tensor: IsTensor | None = None) -> Nest:
     """Flattens a value with containers; None and everything else that is no container is a leaf.
 
     optree flattens the containers that it knows. If there are others among the leaves, each is wrapped in a node, and
     the value is flattened once more.
     """
     leaves, treespec = optree.tree_flatten(value, **_KIND)
-    if all(map(is_tensor, leaves)):
+    is_tensor = is_tensor or backend.is_tensor
+    if backend.plain.issuperset(map(type, leaves)) or all(map(is_tensor, leaves)):
         return Nest(leaves, treespec, False)
-    nodes = [_wrap(leaf, is_tensor, children) for leaf in leaves]
+    nodes = [_wrap(leaf, backend, is_tensor) for leaf in leaves]
     if all(map(operator.is_, nodes, leaves)):
         return Nest(leaves, treespec, False)
     return Nest(*optree.tree_flatten(optree.tree_unflatten(treespec, nodes), **_KIND), True)
@@ -96,9 +99,9 @@ def treespec_of(tree: Tree) -> Any:
     return optree.tree_structure(tree.unflatten([None] * len(tree.leaves)), **_KIND)
 
 
-def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
+def wrap(value: Any, backend: Backend, is_tensor: IsTensor | None = None) -> Any:
     """Returns `value` with a node in the place of every container that optree does not know."""
-    tree = flatten(value, is_tensor, children)
+    tree = flatten(value, backend, is_tensor)
     return optree.tree_unflatten(tree.treespec, tree.leaves)
 
 
@@ -194,19 +197,19 @@ _register(
 )
 
 
-def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
+def _wrap(leaf: Any, backend: Backend, is_tensor: IsTensor) -> Any:
     """Returns a node for a container that optree takes for a leaf, and any other leaf unchanged.
 
     The framework's own tree utility opens it, or it is a dataclass. The children are wrapped as well.
     """
     if isinstance(leaf, LEAVES) or is_tensor(leaf):
         return leaf
-    if (opened := children(leaf)) is not None:
+    if (opened := backend.children(leaf)) is not None:
         values, rebuild = opened
         plain = rebuild(values)
         if not is_leaf(plain):
             # One of Python's own containers in disguise: a box of autograd, a list that TensorFlow tracks.
-            return wrap(plain, is_tensor, children)
+            return wrap(plain, backend, is_tensor)
         entries, written = _steps(leaf, values)
     elif dataclasses.is_dataclass(leaf):
         values, rebuild = _fields(leaf)
@@ -214,7 +217,7 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
     else:
         return leaf
     keys = frozenset(leaf) if isinstance(leaf, Mapping) else frozenset()
-    parts = [wrap(value, is_tensor, children) for value in values]
+    parts = [wrap(value, backend, is_tensor) for value in values]
     return _Node(parts, _Kind(type(leaf), rebuild, entries, written, keys))
 
 

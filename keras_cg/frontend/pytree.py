@@ -15,7 +15,7 @@ import numpy
 from keras_cg import backends, user_code
 from keras_cg.bridge import keras_interop
 from keras_cg.bridge import messages as keras_messages
-from keras_cg.engine.contract import LEAVES, Backend, Children
+from keras_cg.engine.contract import LEAVES, Backend
 from keras_cg.frontend import config, messages
 from keras_cg.frontend.tree import Single, Tree
 
@@ -23,8 +23,12 @@ from keras_cg.frontend.tree import Single, Tree
 Label = Callable[[Tree, int], str]
 
 
-def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Tree:
-    """Flattens any nested value; None and everything else that is no container is a leaf."""
+def flatten(value: Any, backend: Backend, is_tensor: Callable[[Any], bool] | None = None) -> Tree:
+    """Flattens any nested value; None and everything else that is no container is a leaf.
+
+    `is_tensor` says what is a tensor, if that is another question than the backend's.
+    """
+    is_tensor = is_tensor or backend.is_tensor
     if type(value) is tuple:
         if all([is_tensor(part) or isinstance(part, LEAVES) for part in value]):
             return Tree(list(value))
@@ -33,7 +37,7 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
     # Here, because it imports optree: see `containers`.
     import keras_cg.frontend.containers as containers
 
-    return containers.flatten(value, is_tensor, children)
+    return containers.flatten(value, backend, is_tensor)
 
 
 # What a call has most often beside tensors.
@@ -61,7 +65,7 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
     Keras variables are unwrapped. A tensor of another framework, or a placeholder of Keras, raises a TypeError.
     """
     leaves = tree.leaves
-    if all(map(backend.is_plain, leaves)):
+    if backend.plain.issuperset(map(type, leaves)) or all(map(backend.is_plain, leaves)):
         tree.leaves, tree.places, tree.is_plain = [None] * len(leaves), range(len(leaves)), True
         return leaves
     tensors: list[Any] = []
@@ -82,7 +86,7 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
         places.append(place)
         tensors.append(backend.asarray(leaf))
         leaves[place] = None
-    tree.is_plain = all(map(backend.is_plain, tensors))
+    tree.is_plain = backend.plain.issuperset(map(type, tensors)) or all(map(backend.is_plain, tensors))
     return tensors
 
 

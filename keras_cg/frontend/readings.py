@@ -45,10 +45,10 @@ class Reader:
             return self._with_keys([result])
         # With something at every leaf, a pytree like the arguments is nothing else.
         value = tuple(result) if type(result) in (tuple, list) else (result,)
-        whole = flatten(value, backend.is_tensor, backend.children)
+        whole = flatten(value, backend)
         if treespec_of(whole) == treespec_of(static) and not any(map(_is_nothing, whole.leaves)):
             return [whole.leaves[place] for place in static.places]
-        value = wrap(result, backend.is_tensor, backend.children)
+        value = wrap(result, backend)
         return self._with_keys(self._choose(value, list(self._readings(value))))
 
     def _with_keys(self, gradients: Sequence[Any]) -> Sequence[Any]:
@@ -123,7 +123,7 @@ class Reader:
         def part(name: str, default: Any) -> Part:
             if name in named:
                 return named.pop(name)
-            spec = treespec_of(flatten(default, arguments.backend.is_tensor, arguments.backend.children))
+            spec = treespec_of(flatten(default, arguments.backend))
             return spec, [False] * spec.num_leaves
 
         unbound = signature.unbound(arguments.user, count, named, with_keyword_only=True)
@@ -132,7 +132,7 @@ class Reader:
     def _error(self, error: Callable[..., errors.GradientError], value: Any) -> errors.GradientError:
         """Returns an error that shows the structure of the result, and that of the arguments with their names."""
         arguments, backend = self.arguments, self.arguments.backend
-        named = wrap(arguments.static.unflatten(arguments.labels()), backend.is_tensor, backend.children)
+        named = wrap(arguments.static.unflatten(arguments.labels()), backend)
         expected = named[0] if isinstance(named, tuple) and len(named) == 1 else named
         return error(arguments.name, show(value), show(expected, str))
 
@@ -169,10 +169,10 @@ def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
 
 def aligned(value: Any, tree: Tree, backend: Backend, misfit: Callable[[str, str], Exception]) -> list[Any]:
     """Returns the leaves of `value` in the order of those of `tree`; raises `misfit` if it has another structure."""
-    wrapped = wrap(value, backend.is_tensor, backend.children)
+    wrapped = wrap(value, backend)
     leaves = _align(treespec_of(tree), wrapped)
     if leaves is None:
-        blank = wrap(tree.unflatten([None] * len(tree.leaves)), backend.is_tensor, backend.children)
+        blank = wrap(tree.unflatten([None] * len(tree.leaves)), backend)
         raise misfit(show(wrapped), show(blank))
     return leaves
 

@@ -48,13 +48,13 @@ def recipe(name: str) -> Callable[[Callable[P, tuple[Output, Callable[..., Any]]
 
 def leaves(value: Any) -> list[Any]:
     """Returns all leaves of a pytree, tensors and others."""
-    return pytree.flatten(value, config.active.is_tensor, config.active.children).leaves
+    return pytree.flatten(value, config.active).leaves
 
 
 def mapped(function: Callable[..., Any], *values: Any) -> Any:
     """Maps `function` over the tensors of a pytree, or of several with one structure; other leaves stay as they are."""
     is_tensor = config.active.is_tensor
-    tree = pytree.flatten(values[0], is_tensor, config.active.children)
+    tree = pytree.flatten(values[0], config.active)
     places = [place for place, leaf in enumerate(tree.leaves) if is_tensor(leaf)]
     others = [leaves(value) for value in values[1:]]
     return tree.fill(places, [function(tree.leaves[place], *(each[place] for each in others)) for place in places])
@@ -74,7 +74,7 @@ def pulled(
     It is `vjp` for the tensors alone, because that makes tensors of numbers: half precision would be promoted. A tensor
     of `args` of which `needs` does not tell that its gradient is asked for gets None.
     """
-    tree = pytree.flatten(args, config.active.is_tensor, config.active.children)
+    tree = pytree.flatten(args, config.active)
     places = [place for place, leaf in enumerate(tree.leaves) if config.active.is_tensor(leaf)]
     chosen = [place for place, is_needed in zip(places, needs, strict=True) if is_needed]
 

@@ -56,7 +56,7 @@ def bind_arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         TypeError: An argument is a tensor that has no dense array.
     """
     backend = config.active
-    tree = pytree.flatten((*args, *kwargs.values()), _is_array, backend.children)
+    tree = pytree.flatten((*args, *kwargs.values()), backend, _is_array)
     keywords = tuple(kwargs)
     fun = f.__wrapped__ if isinstance(f, CustomGradient) else f
     named = tuple(labels(fun, len(args), keywords, tree))
@@ -162,7 +162,7 @@ class Subject:
             values = filled(self.template, lambda slot: tensors[slot.number])
         else:
             # Flattened again here, because torch.compile (2.13) cannot use a treespec from outside the traced code.
-            tree = pytree.flatten(self.template, self.backend.is_tensor, self.backend.children)
+            tree = pytree.flatten(self.template, self.backend)
             values = tree.fill(arguments.places, tensors)
         count = arguments.positionals
         return self.f(*values[:count], **dict(zip(arguments.keywords, values[count:], strict=True)))
@@ -172,7 +172,7 @@ class Subject:
         tensors = list(others)
         for index, tensor in zip(self.arguments.floating, floating, strict=True):
             tensors[index] = tensor
-        leaves = pytree.flatten(self.call(*tensors), self.backend.is_tensor, self.backend.children).leaves
+        leaves = pytree.flatten(self.call(*tensors), self.backend).leaves
         found = [self.backend.asarray(leaf) for leaf in map(unwrap, leaves) if self.backend.is_tensor(leaf)]
         return tuple(leaf for leaf in found if is_differentiable(self.backend.dtype(leaf))), ()
 
@@ -287,7 +287,7 @@ def watched(f: Callable[..., Any], seen: list[weakref.ref[Any]]) -> Callable[...
 
     @functools.wraps(plain)
     def spy(*args: Any, **kwargs: Any) -> Any:
-        leaves = pytree.flatten((args, kwargs), backend.is_tensor, backend.children).leaves
+        leaves = pytree.flatten((args, kwargs), backend).leaves
         seen.extend(weakref.ref(leaf) for leaf in leaves if backend.is_tensor(leaf) and type(leaf).__weakrefoffset__)
         return plain(*args, **kwargs)
 

@@ -69,7 +69,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     @tensors.named_like(f)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         backend, keywords = config.active, tuple(kwargs)
-        tree = pytree.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
+        tree = pytree.flatten((*args, *kwargs.values()), backend)
 
         def label(tree: Tree, place: int) -> str:
             return f"the argument {arguments.labels(f, len(args), keywords, tree)[place]}"

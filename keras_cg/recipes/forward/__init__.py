@@ -83,7 +83,7 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
         count, keywords, values = len(args), tuple(kwargs), (*args, *kwargs.values())
         # Arguments without a tensor get no gradient. The `self` of a method is none of the call's arguments.
         has_tensor = [any(map(config.active.is_tensor, tensors.leaves(value))) for value in values]
-        tree = pytree.flatten(values, config.active.is_tensor, config.active.children)
+        tree = pytree.flatten(values, config.active)
         tree.places = [place for place, leaf in enumerate(tree.leaves) if tensors.is_floating(leaf)]
 
         def push(tangents: Sequence[Any], shell: Tree) -> list[Any]:
@@ -92,7 +92,7 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
             return _fit(name, jvp(*positional, **named), shell)
 
         def grad(upstream: Any) -> Any:
-            shell = pytree.flatten(upstream, config.active.is_tensor, config.active.children)
+            shell = pytree.flatten(upstream, config.active)
             shell.places = [place for place, leaf in enumerate(shell.leaves) if tensors.is_floating(leaf)]
             floating = [shell.leaves[place] for place in shell.places]
             if _identity(f) in _pulling.functions:
@@ -139,7 +139,7 @@ def _plain(
     """Returns the floating tensors in the output of `f`, at these places, as a function of those in its arguments."""
     values = tree.fill(tree.places, leaves)
     output, _ = f(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
-    found = pytree.flatten(output, config.active.is_tensor, config.active.children).leaves
+    found = pytree.flatten(output, config.active).leaves
     return tuple(found[place] for place in places)
 
 
