@@ -99,6 +99,9 @@ UNKNOWN = {
     "alias": lambda: (list[int], int | str, ..., re.compile("a")),
     "module": lambda: types.ModuleType("made"),
     "memory of C": lambda: (ctypes.c_double * 2)(1.0, 2.0),
+    "what a class of C holds": lambda: type("Drawn", (random.Random,), {})(1),
+    # A name that a library counts.
+    "text of an object": lambda: types.SimpleNamespace(name=f"dense_{next(ROUNDING)}"),
 }
 DATA = {
     **{kind.__name__: kind for kind in (Slots, NoEquality, set, dict, collections.Counter)},
@@ -169,10 +172,8 @@ OTHERWISE = {
     "array and number": (np.ones(()), 1.0),
     "None and number": (None, 1.0),
     "integer and float": (1, 1.0),
-    "text of an object": (types.SimpleNamespace(a="dense_1"), types.SimpleNamespace(a="dense_2")),
     "sets": ({1, "a"}, {"a", 2}),
     "code": (eval("lambda: 2"), eval("lambda: 5")),
-    "what a class of C holds": [type("Drawn", (random.Random,), {})(1) for _ in range(2)],
 }
 
 
