@@ -5,6 +5,7 @@ purpose, so that plain autodiff gives other numbers.
 """
 
 import collections
+import contextlib
 import functools
 import gc
 import sys
@@ -30,6 +31,14 @@ def gradient_of_the_first(eager, calls, repeat=1):
 
 
 # --- variables -------------------------------------------------------------------------------------------------------
+
+
+class Nothing(contextlib.ContextDecorator):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
 
 
 class Holder:
@@ -108,6 +117,8 @@ READS = {
     "default": lambda scale: lambda upstream, scale=scale: scale(upstream),
     "keyword default": lambda scale: lambda upstream, *, scale=scale: scale(upstream),
     "wrapper": lambda scale: functools.wraps(scale)(lambda upstream: scale(upstream)),
+    "context of NumPy": lambda scale: np.errstate(all="ignore")(scale),
+    "context": lambda scale: Nothing()(scale),
     "cache": lambda scale: (lambda cached: lambda upstream: upstream * cached(1.0))(functools.lru_cache(scale)),
     "generator": by_generator,
     "dispatch": by_dispatch,
