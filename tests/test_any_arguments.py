@@ -29,16 +29,20 @@ TOGETHER = 100
 Point = collections.namedtuple("Point", "a b")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Pair:
     a: object
-    b: object
+    b: object = dataclasses.field(kw_only=True)
 
 
 NODES = {"none_is_leaf": True, "namespace": "any_arguments"}
 flatten_pair = lambda pair: ((pair.a, pair.b), None, ("a", "b"))
 optree.register_pytree_node(
-    Pair, flatten_pair, lambda _, parts: Pair(*parts), namespace="any_arguments", path_entry_type=optree.DataclassEntry
+    Pair,
+    flatten_pair,
+    lambda _, parts: Pair(parts[0], b=parts[1]),
+    namespace="any_arguments",
+    path_entry_type=optree.DataclassEntry,
 )
 
 
@@ -75,8 +79,10 @@ def write(nest, leaf):
     if isinstance(nest, dict):
         inside = ", ".join(f"{key!r}: {write(each, leaf)}" for key, each in nest.items())
         return f"OrderedDict({{{inside}}})" if isinstance(nest, collections.OrderedDict) else f"{{{inside}}}"
-    if isinstance(nest, (Pair, Point)):
-        return f"{type(nest).__name__}({inside})"
+    if isinstance(nest, Point):
+        return f"Point({inside})"
+    if isinstance(nest, Pair):
+        return f"Pair({write(nest.a, leaf)}, b={write(nest.b, leaf)})"
     if isinstance(nest, (tuple, list)):
         return f"[{inside}]" if isinstance(nest, list) else f"({inside}{',' * (len(nest) == 1)})"
     return leaf(nest)
@@ -175,7 +181,7 @@ OPERATIONS = {
     "sum": lambda ops, x: ops.sum(x),
 }
 STATIC = (None, 0, 3, -2.5, True, "text", abs, object())
-DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "int32", "bool")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128", "int32", "bool")
 SHAPES = ((), (1,), (3,), (2, 2), (0,), (2, 0))
 
 
@@ -186,11 +192,12 @@ def nests(draw, leaf, depth=2):
         return draw(leaf)
     inside = nests(leaf, depth - 1)
     if kind in ("Point", "Pair"):
-        return {"Point": Point, "Pair": Pair}[kind](draw(inside), draw(inside))
+        a, b = draw(inside), draw(inside)
+        return Point(a, b) if kind == "Point" else Pair(a, b=b)
     children = [draw(inside) for _ in range(draw(st.integers(0, 3)))]
     if kind in ("tuple", "list"):
         return {"tuple": tuple, "list": list}[kind](children)
-    keys = draw(st.permutations("abc"))[: len(children)]
+    keys = draw(st.permutations(draw(st.sampled_from(["abc", (1, 2, 3)]))))[: len(children)]
     return {"dict": dict, "ordered": collections.OrderedDict}[kind](zip(keys, children, strict=True))
 
 

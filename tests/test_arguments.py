@@ -1,6 +1,5 @@
 """Arguments and outputs of every kind, and every way to decorate. The rules are wrong on purpose."""
 
-import contextlib
 import dataclasses
 import importlib
 import sys
@@ -21,22 +20,11 @@ IN_EVERY_MODE = (
     "test_every_way_to_decorate_obeys_the_rule[class]",
     "test_every_way_to_decorate_obeys_the_rule[decorated at every call]",
     "test_a_method_gives_its_rule_the_arguments_without_self",
-    "test_dataclasses_in_and_out",
-    "test_a_type_registered_with_the_frameworks_own_tree_utility",
+    "test_a_dataclass_or_a_type_registered_with_the_frameworks_own_tree_utility",
     "test_no_tensor_argument",
-    "test_any_number_of_arguments[gradient-3]",
     "test_a_function_without_output_adds_no_gradient",
-    "test_dtypes[float16]",
-    "test_dtypes[complex64]",
     "test_numpy_scalars_are_numbers[np.int64(2)]",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    weight: object
-    units: int = 3
-    name: str = dataclasses.field(default="layer", kw_only=True)
 
 
 # --- how it is used ------------------------------------------------------------------------------------------------
@@ -99,33 +87,9 @@ def test_a_method_gives_its_rule_the_arguments_without_self(frame):
 
 
 @pytest.mark.together
-def test_dataclasses_in_and_out(frame):
-    parts = lambda nest: (nest[0].weight, nest[1].weight[0])
-    build = lambda x, y: [Layer(x, name="first"), Layer([y], units=4)]
-
-    @custom_gradient
-    def f(nest):
-        def grad(upstream):
-            gx, gy = parts(upstream)
-            return build(7 * gx, 5 * gy)
-
-        x, y = parts(nest)
-        return build(x * 2, y * 3), grad
-
-    def run(x, y):
-        output = f(build(x, y))
-        assert output[0].name == "first" and output[1].units == 4 and isinstance(output[0], Layer)
-        first, second = parts(output)
-        return first + 2 * second
-
-    gx, gy = frame.gradients(run, X, Y)
-    np.testing.assert_allclose(gx, SEVEN)
-    np.testing.assert_allclose(gy, np.full(3, 10.0))
-
-
-@pytest.mark.together
-def test_a_type_registered_with_the_frameworks_own_tree_utility(frame):
-    Box = registered_class(frame.name)
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_dataclass_or_a_type_registered_with_the_frameworks_own_tree_utility(frame, is_registered):
+    Box = registered_class(frame.name) if is_registered else plain_class()
 
     @custom_gradient
     def f(box):
@@ -201,25 +165,17 @@ def test_upstream_has_the_structure_of_a_container_without_tensors(jax):
         assert output[1] == Named("a!")
 
 
+@pytest.mark.only("torch")
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("needed", [False, True], ids=["no gradient", "gradient"])
-def test_any_number_of_arguments(frame, count, needed):
-    # torch.compile drops the context of a Function for certain counts when no gradient is needed.
+def test_any_number_of_arguments_that_need_no_gradient(torch, count):
+    """torch.compile drops the context of a Function for certain counts."""
+
     @custom_gradient
     def f(*xs):
         return sum(xs[1:], xs[0]), lambda upstream: tuple((7 + i) * upstream for i in range(len(xs)))
 
-    if not needed and frame.name == "torch":
-        import torch
-
-        tensors = [frame.tensor(X)] * count
-        run = f if frame.mode == "eager" else torch.compile(lambda *xs: f(*xs), backend=frame.mode, fullgraph=True)
-        np.testing.assert_allclose(frame.array(run(*tensors)), X * count)
-    else:
-        output, gradients = frame.differentiate(lambda *xs: f(*xs), *[X] * count)
-        np.testing.assert_allclose(output, X * count)
-        for number, gradient in enumerate(gradients):
-            np.testing.assert_allclose(gradient, np.full(3, 7.0 + number))
+    compiled = torch.compile(lambda *xs: f(*xs), backend="aot_eager", fullgraph=True)
+    np.testing.assert_allclose(compiled(*[torch.tensor(X)] * count), X * count)
 
 
 def test_no_tensor_argument(frame):
@@ -252,26 +208,6 @@ def test_a_container_without_a_tensor_is_the_callers_own(eager):
 def test_a_function_without_output_adds_no_gradient(frame):
     decorated = custom_gradient(lambda x: ((), lambda upstream: 7 * x))
     frame.check(lambda x: x * 2 if decorated(x) == () else x, [X], [np.full(3, 2.0)], 2 * X)
-
-
-# --- dtypes and shapes ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.inductor
-@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "complex128"])
-def test_dtypes(frame, dtype):
-    array = X.astype(dtype)
-    is_complex = dtype.startswith("complex")
-    # The loss is the sum of the real parts: upstream is 1, and JAX and autograd conjugate the gradient.
-    factor = 7 + 3j if is_complex else 7
-    decorated = custom_gradient(lambda x: (x * 2, lambda upstream: factor * upstream))
-    expected = factor if frame.name in ("torch", "tensorflow") else np.conj(factor)
-    x64 = importlib.import_module("jax").enable_x64 if frame.name == "jax" else contextlib.nullcontext
-    with x64(dtype in ("float64", "complex128")):
-        output, (gx,) = frame.differentiate(lambda x: ops.real(decorated(x)) if is_complex else decorated(x), array)
-    assert gx.dtype == dtype and output.dtype == (array.real.dtype if is_complex else dtype)
-    np.testing.assert_allclose(output, 2 * X)
-    np.testing.assert_allclose(gx, np.full(3, expected))
 
 
 # --- tensors of another framework ----------------------------------------------------------------------------------

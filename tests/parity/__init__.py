@@ -1,9 +1,9 @@
 """`keras.ops.custom_gradient` and ours, side by side: what each does with the same program.
 
-`cases.py`     the programs, what is true of each, and what each of the two is declared to do with it.
+`cases.py`     the programs, and what is true of each.
 `harness.py`   runs all the programs of a backend with one of the two, in a process of its own.
 `report.py`    runs them all, and renders `docs/reports/keras_parity.md`.
-`test_parity`  compares with what is declared, and with the page, which `--write` and `nox -s parity` write.
+`test_parity`  compares with the page, which `--write` and `nox -s parity` write.
 
 What a program comes to is one of:
 

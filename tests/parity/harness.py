@@ -78,7 +78,7 @@ def outcome(case, kit):
 
 def main(backend, decorator):
     kit = Kit(backend, decorator)
-    found = {case.title: outcome(case, kit) for case in CASES if backend in case.keras}
+    found = {case.title: outcome(case, kit) for case in CASES if backend in case.backends}
     print(MARK + json.dumps(found))  # noqa: T201 - read by the parent
 
 

@@ -87,7 +87,7 @@ def render(found):
     lines = [intro, *_totals(found), "## Programs", "", arrow, ""]
     for heading in dict.fromkeys(case.section for case in CASES):
         cases = [case for case in CASES if case.section == heading]
-        backends = [backend for backend in BACKENDS if any(backend in case.keras for case in cases)]
+        backends = [backend for backend in BACKENDS if any(backend in case.backends for case in cases)]
         lines += [f"### {heading}", ""]
         lines += table(("program", *backends), *((case.title, *_cells(case, backends, found)) for case in cases))
     lines += ["## Silently wrong numbers", ""]
@@ -113,7 +113,7 @@ def _totals(found):
 
 def _cells(case, backends, found):
     for backend in backends:
-        if backend not in case.keras:
+        if backend not in case.backends:
             yield ""
         else:
             theirs, ours = (found[backend][place][case.title][0] for place in (0, 1))

@@ -57,6 +57,11 @@ class SevenInTwo:
         return 7 * y * upstream, 5 * ctx.n * ops.sin(x) * upstream, None
 
 
+def of(forward, backward):
+    """A class with these two methods, as the recipe takes it."""
+    return from_autograd_function(type("F", (), {"forward": staticmethod(forward), "backward": staticmethod(backward)}))
+
+
 FORMS = {"ctx": Seven, "setup_context": from_autograd_function(SevenInTwo)}
 
 
@@ -139,36 +144,17 @@ def test_upstreams_that_are_not_filled(backend):
 def test_gradients_are_summed_to_their_arguments(frame):
     """As torch does: over new axes and those of length 1; what is smaller than its argument is refused."""
 
-    @from_autograd_function
-    class Affine:
-        @staticmethod
-        def forward(ctx, x, b, c):
-            return x * 2 + b + c
-
-        @staticmethod
-        def backward(ctx, upstream):
-            return 7 * upstream, 5 * upstream, 3 * upstream
-
+    affine = of(lambda ctx, x, b, c: x * 2 + b + c, lambda ctx, upstream: (7 * upstream, 5 * upstream, 3 * upstream))
     arrays = np.ones((3, 2), np.float32), np.ones(2, np.float32), np.ones((3, 1), np.float32)
     expected = np.full((3, 2), 7), np.full(2, 15), np.full((3, 1), 6)
-    frame.check(Affine, arrays, expected)
+    frame.check(affine, arrays, expected)
 
 
 def test_a_gradient_that_cannot_be_summed(backend):
-    @from_autograd_function
-    class F:
-        @staticmethod
-        def forward(ctx, x, gradient):
-            ctx.gradient = gradient
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, upstream):
-            return ctx.gradient()
-
     for gradient in (lambda: ops.sum(tensor(X)), lambda: ops.ones((2, 3)), lambda: (tensor(X) > 0)[None]):
+        f = of(lambda ctx, x: x * 2, lambda ctx, upstream, gradient=gradient: gradient())
         with pytest.raises(keras_cg.GradientError, match="x"):
-            grad(F)(tensor(X), gradient)
+            grad(f)(tensor(X))
 
 
 def test_arguments_by_keyword_and_at_their_defaults(backend):
@@ -215,35 +201,19 @@ def test_one_tensor_as_two_arguments(backend):
 
 
 def test_pytrees_as_arguments_and_outputs(backend):
-    @from_autograd_function
-    class F:
-        @staticmethod
-        def forward(ctx, params, scale):
-            return {"y": params["w"] * params["b"][0]}
-
-        @staticmethod
-        def backward(ctx, upstream):
-            return {"w": 7 * upstream["y"], "b": [5 * upstream["y"], None]}, None
-
-    gw, gb = grad(lambda w, b: F({"w": w, "b": [b, "static"]}, 2.0)["y"], (0, 1))(tensor(X), tensor(W))
+    f = of(
+        lambda ctx, params, scale: {"y": params["w"] * params["b"][0]},
+        lambda ctx, upstream: ({"w": 7 * upstream["y"], "b": [5 * upstream["y"], None]}, None),
+    )
+    gw, gb = grad(lambda w, b: f({"w": w, "b": [b, "static"]}, 2.0)["y"], (0, 1))(tensor(X), tensor(W))
     np.testing.assert_array_equal(found(gw), [7, 7])
     np.testing.assert_array_equal(found(gb), [5, 5])
 
 
 def test_a_list_is_one_output(backend):
     """Only a tuple is several outputs, as on torch."""
-
-    @from_autograd_function
-    class F:
-        @staticmethod
-        def forward(ctx, x):
-            return [x * 1, x * 2]
-
-        @staticmethod
-        def backward(ctx, upstreams):
-            return 7 * upstreams[0] + 5 * upstreams[1]
-
-    np.testing.assert_array_equal(found(grad(lambda x: F(x)[0] + 10 * F(x)[1])(tensor(X))), [57, 57])
+    f = of(lambda ctx, x: [x * 1, x * 2], lambda ctx, upstreams: 7 * upstreams[0] + 5 * upstreams[1])
+    np.testing.assert_array_equal(found(grad(lambda x: f(x)[0] + 10 * f(x)[1])(tensor(X))), [57, 57])
 
 
 def test_what_backward_sets_is_gone(backend):
@@ -279,21 +249,12 @@ def test_it_looks_like_the_class(backend):
 
 
 def test_what_is_captured_is_refused(backend):
-    @from_autograd_function
-    class F:
-        @staticmethod
-        def forward(ctx, x):
-            return x * captured[0]
-
-        @staticmethod
-        def backward(ctx, upstream):
-            return upstream
-
     captured = []
+    f = of(lambda ctx, x: x * captured[0], lambda ctx, upstream: upstream)
 
     def loss(w):
         captured[:] = [w]
-        return F(tensor(X))
+        return f(tensor(X))
 
     with pytest.raises(keras_cg.CapturedVariableError, match="from_autograd_function"):
         grad(loss)(tensor(2.0))
@@ -309,19 +270,9 @@ def test_messages(backend):
     told = message(lambda: from_autograd_function(type("Half", (), {"forward": lambda ctx, x: x})), TypeError)
     assert told.splitlines()[1] == "    got: the class Half"
 
-    class Dirty:
-        @staticmethod
-        def forward(ctx, x):
-            ctx.mark_dirty(x)
-            return x
-
-        @staticmethod
-        def backward(ctx, upstream):
-            return upstream
-
-    name = "from_autograd_function(test_messages.<locals>.Dirty)"
-    assert message(lambda: from_autograd_function(Dirty)(tensor(X)), RuntimeError).splitlines()[0] == (
-        f"{name}: its forward calls mark_dirty, but no function may change its arguments in place."
+    dirty = of(lambda ctx, x: ctx.mark_dirty(x), lambda ctx, upstream: upstream)
+    assert message(lambda: dirty(tensor(X)), RuntimeError).splitlines()[0] == (
+        "from_autograd_function(F): its forward calls mark_dirty, but no function may change its arguments in place."
     )
 
 

@@ -133,27 +133,6 @@ def test_a_jvp_by_forward_mode(backend):
     np.testing.assert_allclose(found(grad(outer)(x)), 21 * np.exp(X), rtol=1e-5)
 
 
-@pytest.mark.only("jax", "torch")
-def test_native_transforms(backend):
-    x, w = tensor(X), tensor(W)
-    expected = 7 * np.cos(X) * W, -7 * np.sin(X) * W
-    if backend == "jax":
-        import jax
-
-        each = jax.grad(seven)
-        programs = jax.vmap(each), jax.jit(jax.vmap(jax.grad(each)))
-        pushed = jax.jit(lambda x: jax.jvp(lambda x: seven(x, w), (x,), (ops.ones_like(x),))[1])(x)
-    else:
-        import torch
-
-        each = torch.func.grad(seven)
-        programs = torch.func.vmap(each), torch.func.vmap(torch.func.grad(each))
-        pushed = torch.func.jvp(lambda x: seven(x, w), (x,), (torch.ones_like(x),))[1]
-    for program, slope in zip(programs, expected, strict=True):
-        np.testing.assert_allclose(found(program(x, w)), slope, rtol=1e-5)
-    np.testing.assert_allclose(found(pushed), expected[0], rtol=1e-5)
-
-
 def test_pytrees_and_arguments_of_every_kind(backend):
     """Static leaves and integers have the tangent None, also by keyword and at their default."""
     got = []
@@ -198,19 +177,13 @@ def test_tangents_that_say_less(backend):
     np.testing.assert_array_equal(found(gradient), [7, 7])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64"])
-def test_dtypes(backend, dtype):
-    if (backend, dtype) == ("numpy", "bfloat16"):
-        return  # NumPy has none
-    factor = 7 + 2j if dtype == "complex64" else 7
-    f = recipes.from_jvp(lambda x: (x * x, lambda dx: factor * dx * x))
-    x = config.active.cast(tensor([1.0, -2.0]), dtype)
-    _, pullback = keras_cg.vjp(f, x)
-    (gradient,) = pullback(ops.ones_like(x))
-    assert config.active.dtype(gradient) == dtype
-    # The gradient dL/dx + i dL/dy is the product with the conjugate.
-    came = config.active.to_numpy(config.active.cast(gradient, "complex64"))
-    np.testing.assert_allclose(came, np.conj(factor) * np.array([1, -2]))
+def test_complex_numbers(backend):
+    """The gradient dL/dx + i dL/dy is the product with the conjugate."""
+    f = recipes.from_jvp(lambda x: (x * x, lambda dx: (7 + 2j) * dx * x))
+    x = config.active.cast(tensor([1.0, -2.0]), "complex64")
+    (gradient,) = keras_cg.vjp(f, x)[1](ops.ones_like(x))
+    assert config.active.dtype(gradient) == "complex64"
+    np.testing.assert_allclose(config.active.to_numpy(gradient), (7 - 2j) * np.array([1, -2]))
 
 
 def test_two_dtypes(backend):

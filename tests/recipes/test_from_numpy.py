@@ -284,86 +284,91 @@ def lines(call, error):
     return [line for line in str(caught.value).splitlines() if not line.startswith(("    usual cause", "    remedy"))]
 
 
-def test_what_was_not_promised(backend):
-    x, like = tensor(X), recipes.from_numpy(lambda x: x.astype("float64").sum(-1, keepdims=True), None)
-    assert lines(lambda: like(x), ValueError) == [
-        "from_numpy(test_what_was_not_promised.<locals>.<lambda>) did not return what it promised.",
-        "    got: float64[1]",
-        "    expected: float32[3]",
-    ]
-    for wrong, came in ((lambda x: x.astype("float64"), "float64[3]"), (lambda x: x[:2], "float32[2]")):
-        expected = [f"    got: {came}", "    expected: float32[3]"]
-        assert lines(lambda: recipes.from_numpy(wrong, None)(x), ValueError)[1:3] == expected
-    number = recipes.from_numpy(np.sum, lambda x, g: 1.0, result=lambda x: ((), "float32"))
-    assert lines(lambda: gradient(number)(x), ValueError)[:3] == [
-        "the vjp of from_numpy(sum) did not return what it promised.",
-        "    got: a number",
-        "    expected: float32[3]",
-    ]
-    one = recipes.from_numpy(square, None, result=lambda x: [x, x])
-    assert lines(lambda: one(x), ValueError) == [
-        "from_numpy(square) did not return what it promised.",
-        "    got: a numpy.ndarray",
-        "    expected: a tuple of 2",
-    ]
-    few = recipes.from_numpy(lambda x, y: x * y, lambda x, y, g: g)
-    expected = [
-        "from_numpy(test_what_was_not_promised.<locals>.<lambda>): its vjp must return one gradient for each argument,"
-        " or None for one that has none.",
-        "    got: 1",
-        "    expected: 2",
-    ]
-    assert lines(lambda: gradient(lambda x: few(x, x))(x), keras_cg.GradientError) == expected
+# What is called wrongly: the error, how its first line ends, and what came and was expected.
+from_numpy = recipes.from_numpy
+PROMISED = "did not return what it promised."
+TAKES_ONE = "from_numpy(square): its vjp must take 1 argument of the function, then 1 upstream."
+RESULT = "`result` must return the kind of an argument, a pair (shape, dtype), or a list of these."
+product = from_numpy(lambda x, y: (x * y, x + y), lambda x, y, u: u, result=lambda x, y: [x, x])
+REFUSED = {
+    "another dtype": (lambda x: from_numpy(lambda x: x.astype("float64"), None)(x), ValueError, PROMISED, "float64[3]"),
+    "another shape": (lambda x: from_numpy(lambda x: x[:2], None)(x), ValueError, PROMISED, "float32[2]"),
+    "both": (lambda x: from_numpy(lambda x: np.float64([x.sum()]), None)(x), ValueError, PROMISED, "float64[1]"),
+    "a number as gradient": (
+        lambda x: gradient(from_numpy(np.sum, lambda x, g: 1.0, result=lambda x: ((), "float32")))(x),
+        *(ValueError, f"the vjp of from_numpy(sum) {PROMISED}", "a number"),
+    ),
+    "one of two": (
+        lambda x: from_numpy(square, None, result=lambda x: [x, x])(x),
+        *(ValueError, f"from_numpy(square) {PROMISED}", "a numpy.ndarray", "a tuple of 2"),
+    ),
+    "a gradient too few": (
+        lambda x: gradient(lambda x: from_numpy(lambda x, y: x * y, lambda x, y, g: g)(x, x))(x),
+        *(keras_cg.GradientError, "its vjp must return one gradient for each argument, or None for one that has none."),
+        *("1", "2"),
+    ),
+    # A vjp that is written as a rule of custom_gradient would get upstream alone.
+    "a rule": (
+        lambda x: gradient(from_numpy(square, lambda upstream: 7 * upstream))(x),
+        *(TypeError, TAKES_ONE, "vjp(upstream)", None),
+    ),
+    "a rule of more": (
+        lambda x: gradient(from_numpy(square, lambda x, y, upstream, more: 7 * upstream))(x),
+        *(TypeError, TAKES_ONE, "vjp(x, y, upstream, more)", None),
+    ),
+    "a partial rule": (
+        lambda x: gradient(from_numpy(square, functools.partial(lambda x, upstream: 7 * upstream, None)))(x),
+        *(TypeError, TAKES_ONE, "vjp(upstream)", None),
+    ),
+    "a rule of arrays": (
+        lambda x: gradient(from_numpy(square, from_numpy(lambda upstream: 7 * upstream, None)))(x),
+        *(TypeError, TAKES_ONE, "vjp(upstream)", None),
+    ),
+    "a rule of two": (
+        lambda x: gradient(lambda x: product(x, x)[0])(x),
+        *(TypeError, "its vjp must take 2 arguments of the function, then 2 upstreams.", "vjp(x, y, u)", None),
+    ),
+    "no function": (
+        lambda x: from_numpy("sum", None),
+        *(TypeError, "got a str. Give the function itself, not what it returns.", None, None),
+    ),
+    "no vjp": (lambda x: from_numpy(square, vjp=3), *(TypeError, "not what it returns.", None, None)),
+    "no result": (lambda x: from_numpy(square, None, result=(3,)), *(TypeError, "not what it returns.", None, None)),
+    "a list": (lambda x: first([x]), *(TypeError, "(square): argument 0 is a list, and not a tensor.", None, None)),
+    "a keyword": (
+        lambda x: from_numpy(lambda x, mode: x, None)(x, mode="on"),
+        *(TypeError, "mode was passed by keyword, but arrays are passed by position.", None, None),
+    ),
+    "nothing": (
+        lambda x: from_numpy(lambda: 1.0, None)(),
+        *(TypeError, "was called without arguments. Give it a tensor.", None, None),
+    ),
+    "a text as result": (
+        lambda x: from_numpy(square, None, result=lambda x: "float32")(x),
+        *(TypeError, f"from_numpy(square): {RESULT}", "'float32'", None),
+    ),
+    "a shape that is none": (
+        lambda x: from_numpy(square, None, result=lambda x: (3, "float32"))(x),
+        *(TypeError, f"from_numpy(square): {RESULT}", "(3, 'float32')", None),
+    ),
+    "a derivative without a vjp": (
+        lambda x: gradient(from_numpy(square, None))(x),
+        *(keras_cg.GradientError, "from_numpy(square) has no gradient: it was made with vjp=None.", None, None),
+    ),
+}
 
 
-def test_a_vjp_that_is_written_as_a_rule_of_custom_gradient(backend):
-    """It would get upstream alone; an error of its own, such as of a wrong call in it, passes through."""
-    x = tensor(X)
-    for vjp, shown in (
-        (lambda upstream: 7 * upstream, "vjp(upstream)"),
-        (lambda x, y, upstream, more: 7 * upstream, "vjp(x, y, upstream, more)"),
-        (functools.partial(lambda x, upstream: 7 * upstream, None), "vjp(upstream)"),
-        (recipes.from_numpy(lambda upstream: 7 * upstream, None), "vjp(upstream)"),
-    ):
-        assert lines(lambda vjp=vjp: gradient(recipes.from_numpy(square, vjp))(x), TypeError) == [
-            "from_numpy(square): its vjp must take 1 argument of the function, then 1 upstream.",
-            f"    got: {shown}",
-        ], shown
-    product = recipes.from_numpy(lambda x, y: (x * y, x + y), lambda x, y, u: u, result=lambda x, y: [x, x])
-    assert lines(lambda: gradient(lambda x: product(x, x)[0])(x), TypeError)[:2] == [
-        "from_numpy(test_a_vjp_that_is_written_as_a_rule_of_custom_gradient.<locals>.<lambda>): its vjp must take 2"
-        " arguments of the function, then 2 upstreams.",
-        "    got: vjp(x, y, u)",
-    ]
-    inside = recipes.from_numpy(square, lambda *args: seven())
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(backend, name):
+    call, error, headline, got, expected = (*REFUSED[name], "float32[3]")[:5]
+    first, *told = lines(lambda: call(tensor(X)), error)
+    assert first.startswith(("from_numpy", "the vjp of from_numpy")) and first.endswith(headline), first
+    due = {"got": got, "expected": expected}
+    assert told[:2] == [f"    {label}: {text}" for label, text in due.items() if text is not None]
+
+
+def test_an_error_inside_a_vjp_passes_through(backend):
+    """Also one of a wrong call in it."""
+    inside = from_numpy(square, lambda *args: seven())
     with pytest.raises(Exception, match="missing 2 required positional arguments"):
-        gradient(inside)(x)
-
-
-def test_what_it_does_not_take(backend):
-    x = tensor(X)
-    assert lines(lambda: recipes.from_numpy("sum", None), TypeError) == [
-        "from_numpy expects a function, got a str. Give the function itself, not what it returns."
-    ]
-    for wrong in ({"vjp": 3}, {"vjp": None, "result": (3,)}):
-        assert lines(lambda: recipes.from_numpy(square, **wrong), TypeError)[0].startswith("from_numpy expects")
-    assert lines(lambda: first([x]), TypeError) == [
-        "from_numpy(square): argument 0 is a list, and not a tensor.",
-    ]
-    mode = recipes.from_numpy(lambda x, mode: x, None)
-    assert lines(lambda: mode(x, mode="on"), TypeError) == [
-        "from_numpy(test_what_it_does_not_take.<locals>.<lambda>): mode was passed by keyword, but arrays are passed by"
-        " position.",
-    ]
-    assert lines(recipes.from_numpy(lambda: 1.0, None), TypeError) == [
-        "from_numpy(test_what_it_does_not_take.<locals>.<lambda>) was called without arguments. Give it a tensor."
-    ]
-    for said in ("float32", (3, "float32")):
-        assert lines(lambda: recipes.from_numpy(square, None, result=lambda x: said)(x), TypeError) == [
-            "from_numpy(square): `result` must return the kind of an argument, a pair (shape, dtype), or a list of"
-            " these.",
-            f"    got: {said!r}",
-        ]
-    assert lines(lambda: gradient(recipes.from_numpy(square, None))(x), keras_cg.GradientError) == [
-        "from_numpy(square) has no gradient: it was made with vjp=None.",
-    ]
+        gradient(inside)(tensor(X))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from recipe_functions import X, found, seven_exp, tensor
+from tapes import gradients
 
 import keras_cg
 from keras_cg import ops, recipes
@@ -68,7 +69,7 @@ def test_recompute_trains_parameters_and_draws_the_same(torch):
 def test_recompute_trains_variables(tf, jit):
     w = tf.Variable([2.0, 3.0, 5.0])
 
-    def gradients(x):
+    def differentiate(x):
         with tf.GradientTape(persistent=True) as outer:
             outer.watch(x)
             with tf.GradientTape() as tape:
@@ -77,8 +78,8 @@ def test_recompute_trains_variables(tf, jit):
         return gw, outer.gradient(gw, w), outer.gradient(gw, x)
 
     if jit is not None:
-        gradients = tf.function(gradients, jit_compile=jit)
-    gw, gww, gwx = gradients(tf.constant(X, tf.float32))
+        differentiate = tf.function(differentiate, jit_compile=jit)
+    gw, gww, gwx = differentiate(tf.constant(X, tf.float32))
     w0 = np.array([2.0, 3, 5])
     np.testing.assert_allclose(gw, 6 * X * w0**2, rtol=1e-5)
     np.testing.assert_allclose(gww, 12 * X * w0, rtol=1e-5)
@@ -114,10 +115,8 @@ def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, 
 
     x, holder, names = eager.tensor([3.0]), Holder(), {"w": eager.tensor([5.0])}
     for function, w in ((lambda x: x * holder.w, holder.w), (eval("lambda x: x * w", names), names["w"])):
-        with tf.GradientTape() as tape:
-            tape.watch([x, w])
-            output = recipes.recompute(function)(x)
-        assert [eager.array(each).tolist() for each in tape.gradient(output, [x, w])] == [[5.0], [3.0]]
+        found = gradients(lambda x, _, function=function: recipes.recompute(function)(x), x, w)
+        assert [eager.array(each).tolist() for each in found] == [[5.0], [3.0]]
 
 
 @pytest.mark.only("tensorflow")
@@ -144,10 +143,8 @@ def test_recompute_of_what_a_tape_watches(tf, kind):
 @pytest.mark.only("tensorflow")
 def test_recompute_of_a_ragged_tensor(tf):
     x = tf.ragged.constant([[1.0, 2.0], [3.0]])
-    with tf.GradientTape() as tape:
-        tape.watch(x.flat_values)
-        output = tf.reduce_sum(recipes.recompute(lambda x: 7 * x * x)(x).flat_values)
-    assert tape.gradient(output, x.flat_values).numpy().tolist() == [14, 28, 42]
+    (found,) = gradients(lambda _: recipes.recompute(lambda x: 7 * x * x)(x).flat_values, x.flat_values)
+    assert found.numpy().tolist() == [14, 28, 42]
 
 
 @pytest.mark.only("tensorflow")
@@ -157,10 +154,7 @@ def test_recompute_in_a_loop_of_a_graph(tf):
     passed, read = recipes.recompute(lambda x, w: 7 * x * w), recipes.recompute(lambda x: 7 * x * w)
 
     def gradient(f, x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            _, y = tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, f(y)), (0, x))
-        return tape.gradient(y, x)
+        return gradients(lambda x: tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, f(y)), (0, x))[1], x)[0]
 
     assert tf.function(lambda x: gradient(lambda y: passed(y, w), x))(tf.constant(2.0)) == 441
     with pytest.raises(ValueError, match="internal_capture"):

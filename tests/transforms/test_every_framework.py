@@ -34,20 +34,6 @@ def test_a_rule_that_calls_its_own_function(backend):
 
 # --- torch -----------------------------------------------------------------------------------------------------------
 
-TORCH = {
-    "vmap of jvp": lambda t, x: t.func.vmap(lambda x: t.func.jvp(f, (x,), (t.ones(()),))[1])(x),
-    "grad of jvp": lambda t, x: t.func.grad(lambda x: t.func.jvp(f, (x,), (t.ones(3),))[1].sum())(x),
-    "hessian": lambda t, x: t.func.hessian(total)(x).diag(),
-    "jacrev of jacfwd": lambda t, x: t.func.jacrev(t.func.jacfwd(total))(x).diag(),
-    "vmap of hessian": lambda t, x: t.func.vmap(t.func.hessian(f))(x),
-}
-
-
-@pytest.mark.only("torch")
-@pytest.mark.parametrize("transform", TORCH)
-def test_torch_transforms_obey_the_rule(eager, torch, transform):
-    check(TORCH[transform](torch, eager.tensor(X)))
-
 
 @pytest.mark.only("torch")
 def test_torch_gradcheck(torch):
@@ -63,24 +49,6 @@ def test_torch_gradcheck(torch):
     assert torch.autograd.gradgradcheck(right, x)
     with pytest.raises(GradcheckError):
         torch.autograd.gradcheck(f, x)
-
-
-@pytest.mark.only("torch")
-def test_torch_runs_again_under_the_same_autocast(eager, torch):
-    seen = []
-
-    @custom_gradient
-    def product(x):
-        y = x @ x
-        seen.append(y.dtype)
-        return y, lambda upstream: upstream * 7 * y.float()
-
-    x = torch.eye(3, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = product(x)
-    (first,) = torch.autograd.grad(y.float().sum(), x, create_graph=True)
-    torch.autograd.grad(first.sum(), x)
-    assert seen == [torch.bfloat16, torch.bfloat16]
 
 
 @pytest.mark.only("torch")

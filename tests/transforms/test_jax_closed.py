@@ -162,25 +162,6 @@ def test_a_constant_output_of_a_program_has_the_batch(jax):
     np.testing.assert_allclose(jax.vmap(jax.grad(lambda x: jax.jit(f)(x)[0]))(x), [7, 7])
 
 
-def test_a_closed_function_runs_once_and_its_rule_serves_at_every_level(jax):
-    """7 exp, in every order, whose rule is that of the one run."""
-    f = custom_gradient(lambda x: (lambda e: (e, lambda upstream: 7 * upstream * e))(ops.exp(x)))
-    x = jax.numpy.float32(0.5)
-    first = jax.grad(f)
-    for order, run in enumerate((jax.jit(first), jax.jit(jax.grad(first)), jax.jit(jax.grad(jax.grad(first)))), 1):
-        # e is an intermediate, and so has the plain derivative.
-        np.testing.assert_allclose(run(x), 7 * math.exp(0.5), rtol=1e-5, err_msg=str(order))
-    for run in (
-        jax.jit(jax.vmap(first)),
-        jax.vmap(jax.jit(first)),
-        jax.jit(lambda x: jax.grad(lambda x: jax.vmap(f)(x).sum())(x)),
-        jax.jit(lambda x: jax.jvp(f, (x,), (x * 0 + 1,))[1]),
-        jax.jit(lambda x: jax.linearize(f, x)[1](x * 0 + 1)),
-        jax.jit(lambda x: jax.vmap(jax.hessian(f))(x)),
-    ):
-        np.testing.assert_allclose(run(x[None]), [7 * math.exp(0.5)], rtol=1e-5)
-
-
 @pytest.mark.parametrize("place", ["list", "global object"])
 def test_what_is_not_closed_is_still_looked_for(jax, place):
     def loss(w, x):

@@ -1,8 +1,5 @@
 """JAX's levels: what an outer one traces, what a function stops, what a vmap does not reach; functions of one code."""
 
-import functools
-import types
-
 import numpy as np
 import pytest
 from outcomes import right_or_refused
@@ -15,63 +12,6 @@ pytestmark = pytest.mark.only("jax")
 def served(upstream, variables=None):
     """7 for the argument and 11 for each captured value."""
     return (7.0 * upstream, [11.0 * upstream] * len(variables)) if variables else 7.0 * upstream
-
-
-class Layer:
-    def __init__(self, w):
-        self.w = w
-
-    @custom_gradient
-    def times(self, x):
-        return self.w * x, served
-
-
-GLOBAL = types.SimpleNamespace()
-
-
-def in_a_global(w):
-    GLOBAL.w = w
-    return custom_gradient(lambda x: (GLOBAL.w * x, served))
-
-
-# Where a function reads w.
-PLACES = {
-    "cell": lambda w: custom_gradient(lambda x: (w * x, served)),
-    "default": lambda w: custom_gradient(lambda x, *, w=w: (w * x, served)),
-    "partial": lambda w: custom_gradient(functools.partial(lambda w, x: (w * x, served), w)),
-    "method": lambda w: Layer(w).times,
-    "list": lambda w: (lambda kept: custom_gradient(lambda x: (kept[0] * x, served)))([w]),
-    "attribute": lambda w: (lambda kept: custom_gradient(lambda x: (kept.w * x, served)))(Layer(w)),
-    "global": in_a_global,
-}
-
-
-def inner(jax, how):
-    """`(value, slope)` of a function at a number, at a level inside of the one that traces w."""
-    if how == "jit":
-        return lambda f, x: jax.jit(jax.value_and_grad(f))(x)
-    if how == "scan":
-        return lambda f, x: jax.lax.scan(lambda c, _: (c, jax.value_and_grad(f)(x)), 0.0, None, 1)[1]
-    if how == "vmap":
-        return lambda f, x: jax.vmap(jax.value_and_grad(f))(x * jax.numpy.ones(1))
-    if how == "grad of grad":  # a third level, which has no other effect
-        return lambda f, x: jax.value_and_grad(lambda x: jax.grad(lambda x: f(x) * 1.0)(x) * 0 + f(x))(x)
-    return lambda f, x: jax.value_and_grad(f)(x)
-
-
-@pytest.mark.parametrize("how", ["value_and_grad", "jit", "scan", "vmap", "grad of grad"])
-@pytest.mark.parametrize("place", PLACES)
-def test_a_value_of_an_outer_level_beside_an_argument_of_both(jax, place, how):
-    """A gradient penalty: of f(x) + 0 slope, the derivatives by x and w are those of the rule, 7 and 11."""
-    take = inner(jax, how)
-
-    def loss(x, w):
-        value, slope = take(PLACES[place](w), x)
-        return jax.numpy.sum(value + 0 * slope)
-
-    run = lambda: np.stack(jax.grad(loss, argnums=(0, 1))(2.0, 3.0))
-    # What is in no closure may be refused.
-    right_or_refused(run, [7.0, 11.0], *(() if place in ("cell", "default", "method") else (TypeError,)))
 
 
 @pytest.mark.parametrize("is_captured", [False, True])

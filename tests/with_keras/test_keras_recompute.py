@@ -139,48 +139,6 @@ def test_in_a_lambda(keras, backend):
 # --- what cannot be served -------------------------------------------------------------------------------------------
 
 
-def variables_of(keras):
-    """Functions of `x` that read a variable of value 3, whose square is their slope, and how to reach it."""
-    layer = keras.layers.Layer()
-    variable, frozen = (keras.Variable(np.full(4, 3, np.float32), trainable=trainable) for trainable in (True, False))
-    layer.w = layer.add_weight(shape=(4,), initializer=keras.initializers.Constant(3))
-    return {
-        "trainable": (lambda x: x * variable * variable, variable),
-        "not trainable": (lambda x: x * frozen * frozen, frozen),
-        "in a layer": (lambda x: x * layer.w * layer.w, layer.w),
-    }
-
-
-@pytest.mark.parametrize("where", ["trainable", "not trainable", "in a layer"])
-def test_a_variable_that_is_assigned_before_the_backward_pass(keras, backend, where):
-    f, variable = variables_of(keras)[where]
-    x, upstream = config.active.asarray(X[0]), config.active.asarray(Y[0])
-    _, pullback = keras_cg.vjp(recipes.recompute(f), x)
-    np.testing.assert_allclose(array(pullback(upstream)[0]), 9 * Y[0], rtol=1e-6)
-    variable.assign(np.full(4, 10, np.float32))
-    if backend == "jax":
-        np.testing.assert_allclose(array(pullback(upstream)[0]), 9 * Y[0], rtol=1e-6)
-        return
-    with pytest.raises(RuntimeError, match=r"^recompute\(.*\) ran again for its gradient, and gave another output"):
-        pullback(upstream)
-
-
-@pytest.mark.only("tensorflow")
-@pytest.mark.parametrize(("where", "jit"), [("trainable", False), ("in a layer", True)])
-def test_a_variable_that_is_assigned_in_a_graph(keras, where, jit, tf):
-    f, variable = variables_of(keras)[where]
-
-    @tf.function(jit_compile=jit)
-    def gradient(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            output = recipes.recompute(f)(x)
-        variable.assign(tf.fill([4], 10.0))
-        return tape.gradient(output, x)
-
-    np.testing.assert_array_equal(gradient(tf.constant(X[0])), np.full(4, np.nan))
-
-
 LAYERS = {
     "Dropout": (lambda layers: layers.Dropout(0.5, seed=3), "changes a variable of Keras"),
     "BatchNormalization": (lambda layers: layers.BatchNormalization(), "changes a variable of Keras"),
