@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -10,9 +11,9 @@ import jax.numpy as jnp
 import keras
 import numpy
 
-from benchmarks import contestants
-from benchmarks.measure import Program
-from benchmarks.networks import ACTIVATIONS, WEIGHTS
+import keras_cg
+from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
+from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
 from benchmarks.tasks import Function, both
 
 CLOCK = time.perf_counter
@@ -22,18 +23,7 @@ TRACED = ("trace and lower, jax.jit", 1000, 5)
 
 def setup() -> None:
     # XLA has one thread by XLA_FLAGS, which the command sets.
-    vars(contestants.f).update(
-        exp=jnp.exp,
-        log=jnp.log,
-        abs=jnp.abs,
-        floor=jnp.floor,
-        clip=jnp.clip,
-        nearest=jnp.round,
-        size=lambda x: x.size,
-        sum=jnp.sum,
-        number=lambda condition, like: condition.astype(like.dtype),
-        stop=jax.lax.stop_gradient,
-    )
+    pass
 
 
 def tensor(array: Any) -> Any:
@@ -52,24 +42,35 @@ def wait(nest: Any) -> Any:
 
 
 def _contestants(function: Function, by_hand: Function, plain: Function) -> dict[str, Function | str]:
-    return contestants.named(
-        function, by_hand, plain, keras.ops.custom_gradient(function), jax.custom_gradient(function)
-    )
-
-
-def _by_hand(function: Function, forward: Function, backward: Function) -> Function:
-    by_hand = jax.custom_vjp(function)
-    by_hand.defvjp(forward, backward)
-    return by_hand
+    return {
+        OURS: keras_cg.custom_gradient(function),
+        KERAS: keras.ops.custom_gradient(function),
+        NATIVE: jax.custom_gradient(function),
+        BY_HAND: by_hand,
+        PLAIN: plain,
+        ALONE: function,
+    }
 
 
 def log1pexp() -> dict[str, Function | str]:
+    def function(x: Any) -> Any:
+        e = jnp.exp(x)
+
+        def grad(*args: Any, upstream: Any = None) -> Any:
+            (upstream,) = args if upstream is None else (upstream,)
+            return upstream * (1 - 1 / (1 + e))
+
+        return jnp.log(1 + e), grad
+
+    def plain(x: Any) -> Any:
+        return jnp.log(1 + jnp.exp(x))
+
     def forward(x: Any) -> Any:
         e = jnp.exp(x)
         return jnp.log(1 + e), e
 
-    function, plain = contestants.log1pexp()
-    by_hand = _by_hand(plain, forward, lambda e, upstream: (upstream * (1 - 1 / (1 + e)),))
+    by_hand = jax.custom_vjp(plain)
+    by_hand.defvjp(forward, lambda e, upstream: (upstream * (1 - 1 / (1 + e)),))
     return _contestants(function, by_hand, plain)
 
 
@@ -78,6 +79,19 @@ def log1pexp_twice() -> dict[str, Function | str]:
 
 
 def pair() -> dict[str, Function | str]:
+    def function(x: Any, nest: Any) -> Any:
+        e = jnp.exp(nest["y"])
+
+        def grad(upstream: Any) -> Any:
+            u, v = upstream["u"], upstream["v"]
+            return u * e + v * 2 * x, {"y": (u * x + v) * e}
+
+        return {"u": x * e, "v": x * x + e}, grad
+
+    def plain(x: Any, nest: Any) -> Any:
+        e = jnp.exp(nest["y"])
+        return {"u": x * e, "v": x * x + e}
+
     def forward(x: Any, nest: Any) -> Any:
         e = jnp.exp(nest["y"])
         return {"u": x * e, "v": x * x + e}, (x, e)
@@ -86,22 +100,26 @@ def pair() -> dict[str, Function | str]:
         (x, e), u, v = kept, upstream["u"], upstream["v"]
         return u * e + v * 2 * x, {"y": (u * x + v) * e}
 
-    function, plain = contestants.pair()
-    return _contestants(function, _by_hand(plain, forward, backward), plain)
+    by_hand = jax.custom_vjp(plain)
+    by_hand.defvjp(forward, backward)
+    return _contestants(function, by_hand, plain)
 
 
 def leaves() -> dict[str, Function | str]:
-    plain = contestants.threefold
+    def plain(nest: Any) -> Any:
+        return {key: [3 * each for each in part] for key, part in nest.items()}
 
     def function(nest: Any) -> Any:
         # In a tuple: jax.custom_gradient takes no bare nest.
         return plain(nest), lambda upstream: (plain(upstream),)
 
-    def threefold(*tensors: Any) -> Any:
+    @jax.custom_vjp
+    def flat_rule(*tensors: Any) -> Any:
         return tuple(3 * each for each in tensors)
 
-    flat_rule = _by_hand(
-        threefold, lambda *tensors: (threefold(*tensors), None), lambda kept, upstream: threefold(*upstream)
+    flat_rule.defvjp(
+        lambda *tensors: (tuple(3 * each for each in tensors), None),
+        lambda kept, upstream: tuple(3 * each for each in upstream),
     )
 
     def by_hand(nest: Any) -> Any:
@@ -111,14 +129,34 @@ def leaves() -> dict[str, Function | str]:
 
 
 def straight_through() -> dict[str, Function | str]:
-    function, rounded, plain = contestants.straight_through()
-    by_hand = _by_hand(rounded, lambda x: (rounded(x), None), lambda kept, upstream: (upstream,))
-    return _contestants(function, by_hand, plain)
+    def nearest(x: Any) -> Any:
+        return jnp.floor(x + 0.5)
+
+    def function(x: Any) -> Any:
+        return nearest(x), lambda upstream: upstream
+
+    by_hand = jax.custom_vjp(nearest)
+    by_hand.defvjp(lambda x: (nearest(x), None), lambda kept, upstream: (upstream,))
+    return _contestants(function, by_hand, lambda x: x + jax.lax.stop_gradient(nearest(x) - x))
 
 
 def spike() -> dict[str, Function | str]:
-    function, heaviside, plain, slope = contestants.spike()
-    by_hand = _by_hand(heaviside, lambda v: (heaviside(v), v), lambda v, upstream: (slope(v, upstream),))
+    def surrogate(v: Any) -> Any:
+        # Its derivative is that of the rule.
+        return v / (1 + SLOPE * jnp.abs(v))
+
+    def heaviside(v: Any) -> Any:
+        return (v > 0).astype(v.dtype)
+
+    def function(v: Any) -> Any:
+        return heaviside(v), lambda upstream: upstream / (1 + SLOPE * jnp.abs(v)) ** 2
+
+    by_hand = jax.custom_vjp(heaviside)
+    by_hand.defvjp(lambda v: (heaviside(v), v), lambda v, upstream: (upstream / (1 + SLOPE * jnp.abs(v)) ** 2,))
+
+    def plain(v: Any) -> Any:
+        return surrogate(v) + jax.lax.stop_gradient(heaviside(v) - surrogate(v))
+
     return _contestants(function, by_hand, plain)
 
 
@@ -127,15 +165,32 @@ def learned_step() -> dict[str, Any]:
 
 
 def _learned_step(low: int, high: int) -> dict[str, Function | str]:
-    function, forward, backward, plain = contestants.learned_step(low, high)
+    def forward(v: Any, step: Any) -> Any:
+        scaled = v / step
+        return scaled, jnp.round(jnp.clip(scaled, low, high))
+
+    def backward(scaled: Any, rounded: Any, upstream: Any) -> Any:
+        inside = (scaled > low) & (scaled < high)
+        of_step = upstream * (rounded - scaled * inside)
+        return upstream * inside, of_step.sum() * (1 / math.sqrt(scaled.size * high))
+
+    def function(v: Any, step: Any) -> Any:
+        scaled, rounded = forward(v, step)
+        return rounded * step, lambda upstream: backward(scaled, rounded, upstream)
 
     def kept(v: Any, step: Any) -> Any:
         scaled, rounded = forward(v, step)
         return rounded * step, (scaled, rounded)
 
-    by_hand = _by_hand(
-        lambda v, step: forward(v, step)[1] * step, kept, lambda kept, upstream: backward(*kept, upstream)
-    )
+    by_hand = jax.custom_vjp(lambda v, step: forward(v, step)[1] * step)
+    by_hand.defvjp(kept, lambda kept, upstream: backward(*kept, upstream))
+
+    def plain(v: Any, step: Any) -> Any:
+        scale = 1 / math.sqrt(v.size * high)
+        step = step * scale + jax.lax.stop_gradient(step - step * scale)
+        clipped = jnp.clip(v / step, low, high)
+        return (clipped + jax.lax.stop_gradient(jnp.round(clipped) - clipped)) * step
+
     return _contestants(function, by_hand, plain)
 
 

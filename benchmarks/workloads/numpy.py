@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import tracemalloc
 from typing import Any
@@ -14,9 +15,9 @@ from autograd.core import make_vjp
 from autograd.extend import defvjp, defvjp_argnums, primitive
 from autograd.tracer import getval
 
-from benchmarks import contestants
-from benchmarks.measure import Program
-from benchmarks.networks import ACTIVATIONS, WEIGHTS
+import keras_cg
+from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
+from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
 from benchmarks.tasks import Function, both, flat
 
 CLOCK = time.thread_time
@@ -25,18 +26,7 @@ TRACED = ("", 0, 0)
 
 
 def setup() -> None:
-    vars(contestants.f).update(
-        exp=anp.exp,
-        log=anp.log,
-        abs=anp.abs,
-        floor=anp.floor,
-        clip=anp.clip,
-        nearest=lambda x: anp.floor(x + 0.5),
-        size=lambda x: x.size,
-        sum=anp.sum,
-        number=lambda condition, like: condition.astype(numpy.float32),
-        stop=getval,
-    )
+    pass
 
 
 def tensor(array: Any) -> Any:
@@ -55,7 +45,14 @@ def wait(nest: Any) -> Any:
 
 
 def _contestants(function: Function, by_hand: Function, plain: Function) -> dict[str, Function | str]:
-    return contestants.named(function, by_hand, plain, "warns that it has no gradient", "autograd has none")
+    return {
+        OURS: keras_cg.custom_gradient(function),
+        KERAS: "warns that it has no gradient",
+        NATIVE: "autograd has none",
+        BY_HAND: by_hand,
+        PLAIN: plain,
+        ALONE: function,
+    }
 
 
 def log1pexp() -> dict[str, Function | str]:
@@ -69,12 +66,15 @@ def log1pexp() -> dict[str, Function | str]:
 
         return y, grad
 
+    def plain(x: Any) -> Any:
+        return anp.log(1 + anp.exp(x))
+
     @primitive
     def by_hand(x: Any) -> Any:
         return numpy.log(1 + numpy.exp(x))
 
     defvjp(by_hand, lambda ans, x: lambda upstream: upstream * (1 - anp.exp(-ans)))
-    return _contestants(function, by_hand, contestants.log1pexp()[1])
+    return _contestants(function, by_hand, plain)
 
 
 def log1pexp_twice() -> dict[str, Function | str]:
@@ -82,6 +82,19 @@ def log1pexp_twice() -> dict[str, Function | str]:
 
 
 def pair() -> dict[str, Function | str]:
+    def function(x: Any, nest: Any) -> Any:
+        e = anp.exp(nest["y"])
+
+        def grad(upstream: Any) -> Any:
+            u, v = upstream["u"], upstream["v"]
+            return u * e + v * 2 * x, {"y": (u * x + v) * e}
+
+        return {"u": x * e, "v": x * x + e}, grad
+
+    def plain(x: Any, nest: Any) -> Any:
+        e = anp.exp(nest["y"])
+        return {"u": x * e, "v": x * x + e}
+
     @primitive
     def flat_rule(x: Any, y: Any) -> Any:
         e = numpy.exp(y)
@@ -98,11 +111,16 @@ def pair() -> dict[str, Function | str]:
         u, v = flat_rule(x, nest["y"])
         return {"u": u, "v": v}
 
-    function, plain = contestants.pair()
     return _contestants(function, by_hand, plain)
 
 
 def leaves() -> dict[str, Function | str]:
+    def plain(nest: Any) -> Any:
+        return {key: [3 * each for each in part] for key, part in nest.items()}
+
+    def function(nest: Any) -> Any:
+        return plain(nest), plain
+
     @primitive
     def flat_rule(*tensors: Any) -> Any:
         return boxed_tuple([3 * each for each in tensors])
@@ -112,25 +130,41 @@ def leaves() -> dict[str, Function | str]:
     def by_hand(nest: Any) -> Any:
         return list(flat_rule(*[each for part in nest.values() for each in part]))
 
-    plain = contestants.threefold
-    return _contestants(lambda nest: (plain(nest), plain), by_hand, plain)
+    return _contestants(function, by_hand, plain)
 
 
 def straight_through() -> dict[str, Function | str]:
-    function, _, plain = contestants.straight_through()
+    def nearest(x: Any) -> Any:
+        return anp.floor(x + 0.5)
+
+    def function(x: Any) -> Any:
+        return nearest(x), lambda upstream: upstream
 
     @primitive
     def by_hand(x: Any) -> Any:
         return numpy.floor(x + 0.5)
 
     defvjp(by_hand, lambda ans, x: lambda upstream: upstream)
-    return _contestants(function, by_hand, plain)
+    return _contestants(function, by_hand, lambda x: x + nearest(getval(x)) - getval(x))
 
 
 def spike() -> dict[str, Function | str]:
-    function, heaviside, plain, slope = contestants.spike()
+    def surrogate(v: Any) -> Any:
+        # Its derivative is that of the rule.
+        return v / (1 + SLOPE * anp.abs(v))
+
+    def heaviside(v: Any) -> Any:
+        return (v > 0).astype(numpy.float32)
+
+    def function(v: Any) -> Any:
+        return heaviside(v), lambda upstream: upstream / (1 + SLOPE * anp.abs(v)) ** 2
+
     by_hand = primitive(heaviside)
-    defvjp(by_hand, lambda ans, v: lambda upstream: slope(v, upstream))
+    defvjp(by_hand, lambda ans, v: lambda upstream: upstream / (1 + SLOPE * anp.abs(v)) ** 2)
+
+    def plain(v: Any) -> Any:
+        return surrogate(v) + (heaviside(getval(v)) - surrogate(getval(v)))
+
     return _contestants(function, by_hand, plain)
 
 
@@ -139,7 +173,18 @@ def learned_step() -> dict[str, Any]:
 
 
 def _learned_step(low: int, high: int) -> dict[str, Function | str]:
-    function, forward, backward, plain = contestants.learned_step(low, high)
+    def forward(v: Any, step: Any) -> Any:
+        scaled = v / step
+        return scaled, anp.floor(anp.clip(scaled, low, high) + 0.5)
+
+    def backward(scaled: Any, rounded: Any, upstream: Any) -> Any:
+        inside = (scaled > low) & (scaled < high)
+        of_step = upstream * (rounded - scaled * inside)
+        return upstream * inside, anp.sum(of_step) * (1 / math.sqrt(scaled.size * high))
+
+    def function(v: Any, step: Any) -> Any:
+        scaled, rounded = forward(v, step)
+        return rounded * step, lambda upstream: backward(scaled, rounded, upstream)
 
     @primitive
     def by_hand(v: Any, step: Any) -> Any:
@@ -155,6 +200,13 @@ def _learned_step(low: int, high: int) -> dict[str, Function | str]:
         return both
 
     defvjp_argnums(by_hand, pullback)
+
+    def plain(v: Any, step: Any) -> Any:
+        scale = 1 / math.sqrt(v.size * high)
+        step = step * scale + getval(step - step * scale)
+        clipped = anp.clip(v / step, low, high)
+        return (clipped + (anp.floor(getval(clipped) + 0.5) - getval(clipped))) * step
+
     return _contestants(function, by_hand, plain)
 
 

@@ -11,9 +11,9 @@ import keras
 import numpy
 import tensorflow as tf
 
-from benchmarks import contestants
-from benchmarks.measure import Program
-from benchmarks.networks import ACTIVATIONS, WEIGHTS
+import keras_cg
+from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
+from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
 from benchmarks.tasks import Function, both
 
 CLOCK = time.thread_time
@@ -24,18 +24,6 @@ TRACED = ("trace, tf.function", 100, 10)
 def setup() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    vars(contestants.f).update(
-        exp=tf.exp,
-        log=tf.math.log,
-        abs=tf.abs,
-        floor=tf.floor,
-        clip=tf.clip_by_value,
-        nearest=tf.round,
-        size=lambda x: math.prod(x.shape),
-        sum=tf.reduce_sum,
-        number=lambda condition, like: tf.cast(condition, like.dtype),
-        stop=tf.stop_gradient,
-    )
 
 
 def tensor(array: Any) -> Any:
@@ -53,14 +41,32 @@ def wait(nest: Any) -> Any:
 # --- the contestants -------------------------------------------------------------------------------------------------
 
 
-def _contestants(function: Function, plain: Function, by_hand: Function | None = None) -> dict[str, Function | str]:
-    # Without another rule by hand: `function` keeps what is needed and no more.
-    native = tf.custom_gradient(function)
-    return contestants.named(function, by_hand or native, plain, keras.ops.custom_gradient(function), native)
+def _contestants(function: Function, by_hand: Function, plain: Function) -> dict[str, Function | str]:
+    return {
+        OURS: keras_cg.custom_gradient(function),
+        KERAS: keras.ops.custom_gradient(function),
+        NATIVE: tf.custom_gradient(function),
+        BY_HAND: by_hand,
+        PLAIN: plain,
+        ALONE: function,
+    }
 
 
 def log1pexp() -> dict[str, Function | str]:
-    return _contestants(*contestants.log1pexp())
+    def function(x: Any) -> Any:
+        e = tf.exp(x)
+
+        def grad(*args: Any, upstream: Any = None) -> Any:
+            (upstream,) = args if upstream is None else (upstream,)
+            return upstream * (1 - 1 / (1 + e))
+
+        return tf.math.log(1 + e), grad
+
+    def plain(x: Any) -> Any:
+        return tf.math.log(1 + tf.exp(x))
+
+    # `function` keeps what is needed and no more.
+    return _contestants(function, tf.custom_gradient(function), plain)
 
 
 def log1pexp_twice() -> dict[str, Function | str]:
@@ -76,6 +82,10 @@ def pair() -> dict[str, Function | str]:
 
         return {"u": x * e, "v": x * x + e}, grad
 
+    def plain(x: Any, nest: Any) -> Any:
+        e = tf.exp(nest["y"])
+        return {"u": x * e, "v": x * x + e}
+
     @tf.custom_gradient
     def flat_rule(x: Any, y: Any) -> Any:
         e = tf.exp(y)
@@ -85,11 +95,12 @@ def pair() -> dict[str, Function | str]:
         u, v = flat_rule(x, nest["y"])
         return {"u": u, "v": v}
 
-    return _contestants(function, contestants.pair()[1], by_hand)
+    return _contestants(function, by_hand, plain)
 
 
 def leaves() -> dict[str, Function | str]:
-    plain = contestants.threefold
+    def plain(nest: Any) -> Any:
+        return {key: [3 * each for each in part] for key, part in nest.items()}
 
     def function(nest: Any) -> Any:
         return plain(nest), lambda *upstream: [3 * each for each in upstream]
@@ -101,17 +112,34 @@ def leaves() -> dict[str, Function | str]:
     def by_hand(nest: Any) -> Any:
         return flat_rule(*[each for part in nest.values() for each in part])
 
-    return _contestants(function, plain, by_hand)
+    return _contestants(function, by_hand, plain)
 
 
 def straight_through() -> dict[str, Function | str]:
-    function, _, plain = contestants.straight_through()
-    return _contestants(function, plain)
+    def nearest(x: Any) -> Any:
+        return tf.floor(x + 0.5)
+
+    def function(x: Any) -> Any:
+        return nearest(x), lambda upstream: upstream
+
+    return _contestants(function, tf.custom_gradient(function), lambda x: x + tf.stop_gradient(nearest(x) - x))
 
 
 def spike() -> dict[str, Function | str]:
-    function, _, plain, _ = contestants.spike()
-    return _contestants(function, plain)
+    def surrogate(v: Any) -> Any:
+        # Its derivative is that of the rule.
+        return v / (1 + SLOPE * tf.abs(v))
+
+    def heaviside(v: Any) -> Any:
+        return tf.cast(v > 0, v.dtype)
+
+    def function(v: Any) -> Any:
+        return heaviside(v), lambda upstream: upstream / (1 + SLOPE * tf.abs(v)) ** 2
+
+    def plain(v: Any) -> Any:
+        return surrogate(v) + tf.stop_gradient(heaviside(v) - surrogate(v))
+
+    return _contestants(function, tf.custom_gradient(function), plain)
 
 
 def learned_step() -> dict[str, Any]:
@@ -119,20 +147,24 @@ def learned_step() -> dict[str, Any]:
 
 
 def _learned_step(low: int, high: int) -> dict[str, Function | str]:
-    _, forward, _, plain = contestants.learned_step(low, high)
-
     def function(v: Any, step: Any) -> Any:
-        scaled, rounded = forward(v, step)
+        scaled = v / step
+        rounded = tf.round(tf.clip_by_value(scaled, low, high))
 
         def grad(upstream: Any) -> Any:
-            # TensorFlow multiplies no numbers with booleans.
             inside = tf.cast((scaled > low) & (scaled < high), scaled.dtype)
             of_step = upstream * (rounded - scaled * inside)
             return upstream * inside, tf.reduce_sum(of_step) * (1 / math.sqrt(math.prod(scaled.shape) * high))
 
         return rounded * step, grad
 
-    return _contestants(function, plain)
+    def plain(v: Any, step: Any) -> Any:
+        scale = 1 / math.sqrt(math.prod(v.shape) * high)
+        step = step * scale + tf.stop_gradient(step - step * scale)
+        clipped = tf.clip_by_value(v / step, low, high)
+        return (clipped + tf.stop_gradient(tf.round(clipped) - clipped)) * step
+
+    return _contestants(function, tf.custom_gradient(function), plain)
 
 
 # --- what is done with them ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from typing import Any
 
@@ -11,9 +12,8 @@ import numpy
 import torch
 
 import keras_cg
-from benchmarks import contestants
-from benchmarks.measure import BY_HAND, OURS, Program
-from benchmarks.networks import ACTIVATIONS, WEIGHTS
+from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
+from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
 from benchmarks.tasks import Function, both, flat, mapped
 
 CLOCK = time.thread_time
@@ -23,18 +23,6 @@ TRACED = ("Dynamo and AOT, aot_eager", 100, 5)
 
 def setup() -> None:
     torch.set_num_threads(1)
-    vars(contestants.f).update(
-        exp=torch.exp,
-        log=torch.log,
-        abs=torch.abs,
-        floor=torch.floor,
-        clip=torch.clamp,
-        nearest=torch.round,
-        size=torch.numel,
-        sum=torch.sum,
-        number=lambda condition, like: condition.to(like.dtype),
-        stop=torch.detach,
-    )
 
 
 def tensor(array: Any) -> Any:
@@ -64,8 +52,14 @@ def _for_keras(function: Function) -> Function:
 def _contestants(
     function: Function, by_hand: Function, plain: Function, keras_function: Function | None = None
 ) -> dict[str, Function | str]:
-    of_keras = keras.ops.custom_gradient(keras_function or _for_keras(function))
-    return contestants.named(function, by_hand, plain, of_keras, "torch has none")
+    return {
+        OURS: keras_cg.custom_gradient(function),
+        KERAS: keras.ops.custom_gradient(keras_function or _for_keras(function)),
+        NATIVE: "torch has none",
+        BY_HAND: by_hand,
+        PLAIN: plain,
+        ALONE: function,
+    }
 
 
 class _Log1pexp(torch.autograd.Function):
@@ -82,7 +76,18 @@ class _Log1pexp(torch.autograd.Function):
 
 
 def log1pexp() -> dict[str, Function | str]:
-    function, plain = contestants.log1pexp()
+    def function(x: Any) -> Any:
+        e = torch.exp(x)
+
+        def grad(*args: Any, upstream: Any = None) -> Any:
+            (upstream,) = args if upstream is None else (upstream,)
+            return upstream * (1 - 1 / (1 + e))
+
+        return torch.log(1 + e), grad
+
+    def plain(x: Any) -> Any:
+        return torch.log(1 + torch.exp(x))
+
     return _contestants(function, _Log1pexp.apply, plain, function)
 
 
@@ -103,7 +108,18 @@ def log1pexp_twice() -> dict[str, Function | str]:
 
 
 def pair() -> dict[str, Function | str]:
-    function, plain = contestants.pair()
+    def function(x: Any, nest: Any) -> Any:
+        e = torch.exp(nest["y"])
+
+        def grad(upstream: Any) -> Any:
+            u, v = upstream["u"], upstream["v"]
+            return u * e + v * 2 * x, {"y": (u * x + v) * e}
+
+        return {"u": x * e, "v": x * x + e}, grad
+
+    def plain(x: Any, nest: Any) -> Any:
+        e = torch.exp(nest["y"])
+        return {"u": x * e, "v": x * x + e}
 
     class ByHand(torch.autograd.Function):
         @staticmethod
@@ -125,7 +141,11 @@ def pair() -> dict[str, Function | str]:
 
 
 def leaves() -> dict[str, Function | str]:
-    plain = contestants.threefold
+    def plain(nest: Any) -> Any:
+        return {key: [3 * each for each in part] for key, part in nest.items()}
+
+    def function(nest: Any) -> Any:
+        return plain(nest), plain
 
     class FlatRule(torch.autograd.Function):
         @staticmethod
@@ -139,26 +159,38 @@ def leaves() -> dict[str, Function | str]:
     def by_hand(nest: Any) -> Any:
         return FlatRule.apply(*[each for part in nest.values() for each in part])
 
-    return _contestants(lambda nest: (plain(nest), plain), by_hand, plain)
+    return _contestants(function, by_hand, plain)
 
 
 def straight_through() -> dict[str, Function | str]:
-    function, rounded, plain = contestants.straight_through()
+    def nearest(x: Any) -> Any:
+        return torch.floor(x + 0.5)
+
+    def function(x: Any) -> Any:
+        return nearest(x), lambda upstream: upstream
 
     class ByHand(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
-            return rounded(x)
+            return nearest(x)
 
         @staticmethod
         def backward(ctx: Any, upstream: Any) -> Any:
             return upstream
 
-    return _contestants(function, ByHand.apply, plain)
+    return _contestants(function, ByHand.apply, lambda x: x + (nearest(x) - x).detach())
 
 
 def spike() -> dict[str, Function | str]:
-    function, heaviside, plain, slope = contestants.spike()
+    def surrogate(v: Any) -> Any:
+        # Its derivative is that of the rule.
+        return v / (1 + SLOPE * torch.abs(v))
+
+    def heaviside(v: Any) -> Any:
+        return (v > 0).to(v.dtype)
+
+    def function(v: Any) -> Any:
+        return heaviside(v), lambda upstream: upstream / (1 + SLOPE * torch.abs(v)) ** 2
 
     class ByHand(torch.autograd.Function):
         @staticmethod
@@ -169,9 +201,9 @@ def spike() -> dict[str, Function | str]:
         @staticmethod
         def backward(ctx: Any, upstream: Any) -> Any:
             (v,) = ctx.saved_tensors
-            return slope(v, upstream)
+            return upstream / (1 + SLOPE * torch.abs(v)) ** 2
 
-    return _contestants(function, ByHand.apply, plain)
+    return _contestants(function, ByHand.apply, lambda v: surrogate(v) + (heaviside(v) - surrogate(v)).detach())
 
 
 def learned_step() -> dict[str, Any]:
@@ -179,7 +211,18 @@ def learned_step() -> dict[str, Any]:
 
 
 def _learned_step(low: int, high: int) -> dict[str, Function | str]:
-    function, forward, backward, plain = contestants.learned_step(low, high)
+    def forward(v: Any, step: Any) -> Any:
+        scaled = v / step
+        return scaled, torch.round(torch.clamp(scaled, low, high))
+
+    def backward(scaled: Any, rounded: Any, upstream: Any) -> Any:
+        inside = (scaled > low) & (scaled < high)
+        of_step = upstream * (rounded - scaled * inside)
+        return upstream * inside, of_step.sum() * (1 / math.sqrt(scaled.numel() * high))
+
+    def function(v: Any, step: Any) -> Any:
+        scaled, rounded = forward(v, step)
+        return rounded * step, lambda upstream: backward(scaled, rounded, upstream)
 
     class ByHand(torch.autograd.Function):
         @staticmethod
@@ -191,6 +234,12 @@ def _learned_step(low: int, high: int) -> dict[str, Function | str]:
         @staticmethod
         def backward(ctx: Any, upstream: Any) -> Any:
             return backward(*ctx.saved_tensors, upstream)
+
+    def plain(v: Any, step: Any) -> Any:
+        scale = 1 / math.sqrt(v.numel() * high)
+        step = step * scale + (step - step * scale).detach()
+        clipped = torch.clamp(v / step, low, high)
+        return (clipped + (torch.round(clipped) - clipped).detach()) * step
 
     return _contestants(function, ByHand.apply, plain)
 
