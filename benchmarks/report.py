@@ -296,7 +296,7 @@ _SMALL = (
 _NESTS = "optree flattens the arguments and the output, and what the rule gets and returns."
 _OF_NUMPY = "NumPy takes a microsecond for 8 numbers, and each frame of ours a part of one."
 REASONS: tuple[tuple[str, str], ...] = (
-    ("jax, log1pexp, 1,000,000 numbers: jax.jit", "The programs have the same operations; the quartiles lie on both sides of 1."),
+    ("jax, log1pexp, 1,000,000", "The programs have the same operations; the quartiles lie on both sides of 1."),
     ("torch, log1pexp, 8 numbers: call", "The function may capture something, which only its outputs show."),
     ("torch, log1pexp, 8 numbers: aot_eager", _GUARDS),
     ("torch, log1pexp, 8 numbers: inductor", _GUARDS),
