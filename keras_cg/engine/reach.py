@@ -159,9 +159,8 @@ def members(value: Any, kind: int, is_near: bool) -> list[Any]:
     """Lists the functions of a container, of an object, or of a class that a function defined; and objects there."""
     found: list[Any] = [value.default_factory] if isinstance(value, collections.defaultdict) else []
     if kind >= CLASS:
-        for base in (*value.__mro__, *type(value).__mro__) if kind == CLASS else local_bases(type(value)):
-            if "<locals>" in base.__qualname__:
-                found += [each for each in vars(base).values() if kind_of(each) in (*_CALLED, OBJECT)]
+        for base in (*(local_bases(value) if kind == CLASS else ()), *local_bases(type(value))):
+            found += [each for each in vars(base).values() if kind_of(each) in (*_CALLED, OBJECT)]
     wanted = (*_CALLED, OTHER, OBJECT) if is_near and kind != CONTAINER else _CALLED
     parts = inside(value, kind)
     if not quiet.issuperset(map(type, parts)):
@@ -175,9 +174,9 @@ def local_bases(kind: type) -> Sequence[type]:
     return [base for base in kind.__mro__ if "<locals>" in base.__qualname__]
 
 
-def leads_on(value: Any, kind: int) -> bool:
+def leads_on(value: Any) -> bool:
     """Whether an object may lead to functions or to other objects."""
-    return bool(local_bases(type(value))) or not quiet.issuperset(map(type, inside(value, kind)))
+    return bool(local_bases(type(value))) or not quiet.issuperset(map(type, inside(value, OBJECT)))
 
 
 def inside(value: Any, kind: int) -> Iterable[Any]:

@@ -65,7 +65,7 @@ class World:
         is_object = kinds.get(type(owner)) == OBJECT
         objects = [owner, type(owner)] if is_object else []
         is_simple = frame is not None and not static and not frame.assigned and not _leads_by_defaults(fun)
-        is_simple = is_simple and (not leads_on(owner, OBJECT) if is_object else owner is fun)
+        is_simple = is_simple and (not leads_on(owner) if is_object else owner is fun)
         self.cells: dict[int, Variable | None] = {}
         # As a walk would find, for most functions and methods.
         if not (is_simple and (not fun.__closure__ or _add_cells(fun, self.cells, objects))):
@@ -140,7 +140,7 @@ class World:
         """Whether a value is the object of the method, and still leads to no function that has variables."""
         if value is not self.owner or value is None:
             return False
-        return _are_same(contents(value), self.before[0]) or not leads_on(value, OBJECT)
+        return _are_same(contents(value), self.before[0]) or not leads_on(value)
 
     def bound(self, keys: Iterable[int]) -> dict[int, Variable | None]:
         """Returns some of the variables, given by identity, with what they are bound to now."""
@@ -200,7 +200,7 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
             if opened is not None and opened.cells:
                 rules = opened.bound(map(id, own.__closure__ or ()))
             is_data = is_closed(own) if known.is_closed is None else known.is_closed
-            for part in () if data.issuperset(map(type, parts)) else parts:
+            for part in parts:
                 if type(part) not in data:
                     if opened is not None and opened.is_owner(part):
                         is_data = False
@@ -219,7 +219,7 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     user = innermost(function)
     frame = None if user is None else facts(user.__code__)
     opened = opened or World(function)
-    # The variables of the function, too: a generator, such as what C hides, may read them.
+    # The variables of the function, too: a generator, or an object of C, may read them.
     rules = opened.bound(opened.cells) | reachable(rule, (), frame, user)[0]
     return opened.close(rules, {} if frame is None else frame.sets), parts, is_plain and all(map(_is_data, parts)), None
 

@@ -65,7 +65,7 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
     Keras variables are unwrapped. A tensor of another framework, or a placeholder of Keras, raises a TypeError.
     """
     leaves = tree.leaves
-    if backend.plain.issuperset(map(type, leaves)) or all(map(backend.is_plain, leaves)):
+    if _are_plain(backend, leaves):
         tree.leaves, tree.places, tree.is_plain = [None] * len(leaves), range(len(leaves)), True
         return leaves
     tensors: list[Any] = []
@@ -86,8 +86,12 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
         places.append(place)
         tensors.append(backend.asarray(leaf))
         leaves[place] = None
-    tree.is_plain = backend.plain.issuperset(map(type, tensors)) or all(map(backend.is_plain, tensors))
+    tree.is_plain = _are_plain(backend, tensors)
     return tensors
+
+
+def _are_plain(backend: Backend, values: list[Any]) -> bool:
+    return backend.plain.issuperset(map(type, values)) or all(map(backend.is_plain, values))
 
 
 def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str]) -> None:

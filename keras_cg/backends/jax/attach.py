@@ -55,8 +55,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
-        # JAX differentiates at once, and so runs the function once, here and now; or again when it does.
-        # Then it does not know the rule yet, and each output gets the batch of a later vmap, as of one argument it has.
+        # Where JAX differentiates at once, it runs the function once, here and now. Else it runs it again later, and
+        # does not know the rule yet: each output gets the batch of a later vmap, as that of one argument has it.
         is_early = any(map(is_differentiated, tensors)) or not (tensors[1:] or any(map(is_mapped, tensors)))
         if is_early and is_staging() and is_closed_call(fun):
             return _direct(fun, tensors)

@@ -64,7 +64,8 @@ class SavedCall:
         outer = max([parent._trace for parent in parents if isinstance(parent, Box)], default=-1)
         level = min([level for level in self.levels if level > outer])
         is_over = trace_stack.top < level
-        needs_grad = [place + 2 in argnums for place in range(len(parents))]
+        places = [argnum - 2 for argnum in argnums]
+        needs_grad = [place in places for place in range(len(parents))]
         # A derivative inside the rule must not get the number of a level that is over, and that the rule has boxes of.
         added = max(self.highest - trace_stack.top, 0)
         trace_stack.top += added
@@ -73,13 +74,12 @@ class SavedCall:
             found = self._gradients(parents, cotangents, needs_grad, outputs)
         finally:
             trace_stack.top -= added
-        gradients = [found[argnum - 2] for argnum in argnums]
+        gradients = [found[place] for place in places]
         if is_over:
             gradients = [_below(level, gradient) for gradient in gradients]
         else:
             self._refuse_others(level, gradients, cotangents)
         shared = [*parents, *[output() for output in self.outputs]]
-        places = [argnum - 2 for argnum in argnums]
         return [_for_autograd(each, parents[place], shared) for place, each in zip(places, gradients, strict=True)]
 
     def _whole(self, ans: Any) -> list[Any]:
