@@ -406,8 +406,8 @@ def test_accumulators_and_loops_of_tensorflow(tf, tmp_path):
 def test_a_backend_that_gives_no_outputs(monkeypatch):
     from keras_cg.frontend.run import Run
 
-    told = Run.__call__
-    monkeypatch.setattr(Run, "__call__", lambda self, *args: told(self, *args[:4]))
+    told = Run.pull
+    monkeypatch.setattr(Run, "pull", lambda self, *args: told(self, *args[:4]))
     with keras_cg.use_backend("numpy"), pytest.raises(NotImplementedError) as caught:
         derivative(root(), 1)(X)
     assert str(caught.value).splitlines()[0] == (

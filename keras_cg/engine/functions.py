@@ -38,6 +38,7 @@ class Facts:
         sets: The attributes that a run of it was seen to set, by the name of the class.
         is_closed: Whether it reads nothing that changes, once `is_closed` has looked.
         changes: The names from outside on which it seems to set something.
+        reads: The attributes of its first parameter that it reads; None if it may do more with that object.
         style: How a rule of this code is called, once `conventions.style` has read it.
     """
 
@@ -61,6 +62,7 @@ class Facts:
         self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
         self.changes: frozenset[str] = self.assigned.union(_written(steps), *[each.changes for each in inner])
         self.changes -= {*code.co_cellvars, *code.co_varnames} - {"self"}
+        self.reads = _reads(code, steps)
         self.inner: dict[int, Facts] = {id(each.code): each for each in inner}
         for each in inner:
             self.inner.update(each.inner)
@@ -79,6 +81,26 @@ def _written(steps: list[dis.Instruction]) -> set[str]:
         if step.opname == "STORE_GLOBAL" or (is_variable and (is_method or is_item or is_attribute)):
             found.add(str(step.argval))
     return found
+
+
+# Functions that find a variable of the frame that calls them.
+_FINDERS = frozenset({"__class__", "eval", "exec", "locals", "super", "vars"})
+
+
+def _reads(code: CodeType, steps: list[dis.Instruction]) -> frozenset[str] | None:
+    """Returns the attributes of the first parameter that code reads; None if it may do more with that object."""
+    owner = code.co_varnames[0] if code.co_argcount else None
+    if owner is None or owner in code.co_cellvars or not _FINDERS.isdisjoint((*code.co_names, *code.co_freevars)):
+        return None
+    found = set()
+    for step, after in itertools.pairwise(steps):
+        if step.argval == owner or (isinstance(step.argval, tuple) and owner in step.argval):
+            # From Python 3.12 on, an odd argument of LOAD_ATTR calls a method.
+            is_read = after.opname == "LOAD_ATTR" and (sys.version_info < (3, 12) or not (after.arg or 0) % 2)
+            if step.argval != owner or not step.opname.startswith("LOAD_FAST") or not is_read:
+                return None
+            found.add(str(after.argval))
+    return frozenset(found)
 
 
 # What is read already, by identity, because the hash of a code is computed again each time. Each entry keeps its code

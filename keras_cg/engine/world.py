@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
-from keras_cg.engine.functions import Facts, facts, innermost, is_closed, is_frameworks, keeps_nothing, known_facts
+from keras_cg.engine.functions import ATOMS, Facts, facts, innermost, is_closed, is_frameworks, keeps_nothing, known_facts
 from keras_cg.engine.reach import (
     DATA,
     OBJECT,
@@ -35,7 +35,7 @@ from keras_cg.engine.reach import (
     named_cells,
     reachable,
 )
-from keras_cg.engine.references import MISSING, TABLES, is_module, near
+from keras_cg.engine.references import MISSING, TABLES, dict_of, is_module, near
 from keras_cg.engine.turns import Entry, Turn, contents, read, write
 
 
@@ -181,25 +181,27 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     Returns also what the rule holds, by a quick look; whether all that it can read is data; and the facts of a rule
     that the run has defined and that holds data and helpers alone.
     """
-    fun = function.__func__ if type(function) is MethodType else function
-    frame = known_facts.get(id(fun.__code__)) if type(fun) is FunctionType else None
-    parts: list[Any] = []
-    if type(rule) is FunctionType and frame is not None:
+    # A method has the code of its function.
+    frame = known_facts.get(id(getattr(function, "__code__", None)))
+    if frame is not None and type(rule) is FunctionType:
         own = _in_a_context(rule) if rule.__dict__ else rule
         known = frame.inner.get(id(own.__code__))
         # Most rules are closures over tensors and numbers of the run, and lead to no other variable.
         if known is not None and not known.assigned:
+            parts: list[Any] = []
             try:
                 for cell in own.__closure__ or ():
                     parts.append(cell.cell_contents)
             except ValueError:  # a name that is not bound yet
                 parts.append(function)
-            if own.__defaults__ or own.__kwdefaults__:
-                parts += [*(own.__defaults__ or ()), *(own.__kwdefaults__ or {}).values()]
+            if own.__defaults__:
+                parts += own.__defaults__
+            if own.__kwdefaults__:
+                parts += own.__kwdefaults__.values()
+            is_data = is_closed(own) if known.is_closed is None else known.is_closed
             rules: dict[int, Variable | None] = {}
             if opened is not None and opened.cells:
                 rules = opened.bound(map(id, own.__closure__ or ()))
-            is_data = is_closed(own) if known.is_closed is None else known.is_closed
             for part in parts:
                 if type(part) not in data:
                     if opened is not None and opened.is_owner(part):
@@ -209,8 +211,11 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
                     else:
                         is_data = is_data and is_closed(part)
             else:
-                opened = World(function) if opened is None and rules else opened
-                return None if opened is None else opened.close(rules, frame.sets), parts, is_data, known
+                if opened is None:
+                    if not rules:
+                        return None, parts, is_data, known
+                    opened = World(function)
+                return opened.close(rules, frame.sets), parts, is_data, known
     parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
     is_of_owner = type(rule) is MethodType and opened is not None and opened.is_owner(rule.__self__)
@@ -249,9 +254,29 @@ def leads_outside(user: Any) -> bool:
     return type(user) is not FunctionType or bool(user.__closure__) or _leads_by_defaults(user)
 
 
+def only_reads(user: Any) -> bool:
+    """Whether a function is a method that does nothing with its object but to read numbers and texts of it."""
+    if type(user) is not MethodType or type(fun := user.__func__) is not FunctionType:
+        return False
+    frame = facts(fun.__code__)
+    if frame.reads is None or frame.changes or fun.__closure__ or not is_closed(fun) or _leads_by_defaults(fun):
+        return False
+    if not frame.reads:
+        return True
+    owner, kind = user.__self__, type(user.__self__)
+    attributes = dict_of(owner)
+    if kind.__getattribute__ is not object.__getattribute__ or any([name not in attributes for name in frame.reads]):
+        return False
+    # Nothing in the class may have a part in it, as a property has.
+    is_own = not any([name in vars(base) for base in kind.__mro__ for name in frame.reads])
+    return is_own and all([isinstance(attributes[name], ATOMS) for name in frame.reads])
+
+
 def _leads_by_defaults(fun: FunctionType) -> bool:
     """Whether the defaults of a function lead to more than data."""
-    return not are_data([*(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()])
+    if not fun.__defaults__ and not fun.__kwdefaults__:
+        return False
+    return any([kind_of(each) != DATA for each in (*(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values())])
 
 
 def are_data(values: Iterable[Any]) -> bool:

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
+from keras_cg import user_code
 from keras_cg.bridge import keras_interop
 from keras_cg.engine.functions import Decorated
+from keras_cg.engine.world import leads_outside
 from keras_cg.frontend import call, config, messages, pickling, signature, tracebacks
+from keras_cg.frontend.run import Call
 from keras_cg.frontend.tree import SINGLE
 
 __all__ = ["CustomGradient", "custom_gradient"]
@@ -91,6 +94,8 @@ class CustomGradient(Decorated, Generic[P, Output]):
         self._name = call.function_name(fun)
         self._signature: inspect.Signature | None = None
         self.is_told = signature.asks(fun)
+        # Dynamo of torch (2.13) does not trace what is asked here; what it traces has no need of the answer.
+        self.is_bare = not user_code.is_traced_by_dynamo() and not leads_outside(fun)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
@@ -112,8 +117,8 @@ class CustomGradient(Decorated, Generic[P, Output]):
                         if type(output) in plain or backend.is_plain(output):
                             return backend.constant(output)  # type: ignore[no-any-return]
                     return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]
-                function = call.Call(backend, self._name, self.__wrapped__, len(args))
-                function.engine = engine
+                function = Call(backend, self._name, self.__wrapped__, len(args))
+                function.engine, function.is_bare = engine, self.is_bare
                 results = backend.attach(function, args)
                 is_alone = function.output is SINGLE and function.state is None
                 return results[0] if is_alone else function.finish(results)  # type: ignore[no-any-return]
@@ -134,7 +139,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
         # With what this one has, which is what it would read from the method: each look-up binds a method again.
         bound = object.__new__(CustomGradient)
         bound.__dict__.update(self.__dict__, __wrapped__=self.__wrapped__.__get__(instance, owner), _unbound=self)
-        bound._signature = None
+        bound._signature, bound.is_bare = None, False
         return bound
 
     def __eq__(self, other: object) -> bool:

@@ -1,42 +1,56 @@
-"""The rule of one run, from flat cotangents to flat, checked gradients, and the comparison with that of another run."""
+"""One run of a function: it gives the outputs, its rule the gradients, and it is compared with another run."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from types import FunctionType, MappingProxyType
+from typing import Any, Literal
 
 from keras_cg import errors, user_code
+from keras_cg.bridge import keras_scope
 from keras_cg.engine import comparing, references, world
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.functions import UNREAD, innermost, keeps_state
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.frontend import config, conventions, messages, tracebacks
+from keras_cg.engine.world import World, are_data, only_reads
+from keras_cg.frontend import config, conventions, messages, signature, tracebacks
 from keras_cg.frontend.conventions import ALONE, ANY, Convention
-from keras_cg.frontend.gradients import Spec
+from keras_cg.frontend.function import FlatFunction, checked_pair
+from keras_cg.frontend.gradients import Spec, check_variables, collect
 from keras_cg.frontend.tree import SINGLE, Tree
 
 
-class Run:
-    """One run of a function, with its rule, flat and checked: a backend calls it in the backward pass.
+class Run(FlatFunction):
+    """One run of a function, with its rule, flat and checked: a backend asks it for the gradients in a backward pass.
 
-    `cotangents` has one tensor per output: zeros for an unused output, None for an output of integers. `variables` are
-    the captured values. The result is `(gradients, variable_gradients)`, with None for no gradient. Where `needs_grad`
-    is False, the gradient is not checked; without `needs_grad`, all are needed. `arguments` are the caller's own
-    tensors, for a rule that is called with the function's arguments; without them it gets those of the run. For complex
-    numbers, cotangents and gradients are dL/dx + i dL/dy, the convention of torch and TensorFlow. A rule that
-    `takes_output` gets `outputs`: one tensor for each output, through which the gradient is differentiated again.
+    A backend gets the first run before it begins, as a `Call`; `start` begins it and `note` ends it. Each other one is
+    a `Pullback`.
+
+    It asks `pull` for the gradients. `cotangents` has one tensor per output: zeros for an unused output, None for an
+    output of integers. `variables` are the captured values. The result is `(gradients, variable_gradients)`, with None
+    for no gradient. Where `needs_grad` is False, the gradient is not checked; without `needs_grad`, all are needed.
+    `arguments` are the caller's own tensors, for a rule that is called with the function's arguments; without them it
+    gets those of the run. For complex numbers, cotangents and gradients are dL/dx + i dL/dy, the convention of torch
+    and TensorFlow. A rule that `takes_output` gets `outputs`: one tensor for each output, through which the gradient is
+    differentiated again.
 
     A backend asks `check`, or `outline` and `check_outline`, before it believes another run; `capture` where the
-    function read something that is differentiated and no argument; `closed_over` or `reached` for what the rule holds.
+    function read something that is differentiated and no argument; `held` or `reached` for what the rule holds.
 
     Attributes:
-        call: The call that the run belongs to.
+        engine: What `is_recording` of the backend said when the call began.
+        is_traced: Set by the backend where a compiler traces Python code: then the rule is traced at once, in no world.
+        look: Set by a backend: what it asks of the values that the first run will have at hand.
+        existing: What `look` said.
+        is_bare: Whether the function leads to data alone.
+        is_later: Whether a run has gone before, Keras saves values for the runs, or a compiler traces them.
+        first: The world of the first run, in which every other one starts; None if there is nothing to put back, and
+            False if there is none yet.
         tensors: The arguments of the run; after `note`, what has their dtypes and shapes.
         args: The arguments as the rule gets them.
         rule: The rule.
-        output: The static part of the output.
+        tree: The static part of the output of this run; `output` is that of the first one.
         scope: The scope of Keras in which the rule runs, if it needs one.
         outputs: The tensors of the output; after `note`, only if another run must have the same ones.
         world: The world before the run; after `note`, as the run left it, or None.
@@ -47,78 +61,170 @@ class Run:
         count: How many arguments the function has by position, if it is not told by the call.
         takes_output: Whether the rule gets the function's output.
         specs: The dtypes and shapes of tensors that may not be kept.
-        is_noted: Whether `note` was called, as it is in another run before the user's objects are brought back.
         is_used_up: Whether a probe has called the rule.
     """
 
+    engine: Any = None
+    is_traced = is_bare = is_later = takes_output = is_used_up = False
+    look: Callable[[list[Any]], Sequence[Any]] | None = None
+    existing: Sequence[Any] = ()
+    first: World | None | Literal[False] = False
+    world: World | None = None
     kwargs: Mapping[str, Any] = MappingProxyType({})
     scope: Any = None
     style: int | None = None
     count: int | None = None
     known: Any = None
-    takes_output = is_noted = is_used_up = False
+    tensors: Sequence[Any]
+    args: tuple[Any, ...]
+    rule: Callable[..., Any]
+    tree: Tree
+    outputs: Sequence[Any]
     residuals: Sequence[Any]
     specs: list[Spec]
     is_closed: bool
 
-    def __init__(
-        self,
-        call: Any,
-        tensors: tuple[Any, ...],
-        args: tuple[Any, ...],
-        rule: Callable[..., Any],
-        output: Any,
-        outputs: Sequence[Any],
-        world: Any,
-    ):
-        self.call, self.tensors, self.args, self.rule = call, tensors, args, rule
-        self.output, self.outputs, self.world = output, outputs, world
+    def another(self) -> Pullback:
+        """Returns another run of the same call, which has not begun."""
+        run = Pullback(self.backend, self.name, self.user, self.positionals)
+        run.keywords, run.nest, run.is_plain, run.whole = self.keywords, self.nest, self.is_plain, self.whole
+        run.extras, run.engine, run.is_traced, run.is_bare = self.extras, self.engine, self.is_traced, self.is_bare
+        run.converted, run.state, run.output, run.first = self.converted, self.state, self.output, self.first
+        run.is_later = self.output is not None or self.state is not None or self.is_traced
+        return run
 
-    def note(self) -> Run:
+    def repeat(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
+        """Does another run, which is noted: returns what `start` returns, and the run."""
+        run = self.another()
+        if self.first:
+            results = self.first.again(run._complete, *tensors)
+        else:
+            results = run.start(*tensors)
+            run.note()
+        self.output, self.converted, self.state, self.first = run.output, run.converted, run.state, run.first
+        return results, run
+
+    def alone(self, *tensors: Any) -> tuple[Any, ...]:
+        """Does another run, without its rule: returns what `start` returns."""
+        run = self.another()
+        results: tuple[Any, ...] = self.first.again(run.start, *tensors) if self.first else run.start(*tensors)
+        self.output, self.converted, self.state = run.output, run.converted, run.state
+        return results
+
+    def _complete(self, *tensors: Any) -> tuple[Any, ...]:
+        results = self.start(*tensors)
+        self.note()
+        return results
+
+    def start(self, *tensors: Any) -> tuple[Any, ...]:
+        """Begins the run: returns the tensors of the output, then the variables that it changed.
+
+        The run is to be noted before anything else happens, if anything differentiates.
+        """
+        if self.is_later or not keras_scope.is_unscoped():
+            return self._start_with_care(tensors)
+        # The backend of the call is active.
+        backend, fun = self.backend, self.user
+        if not self.is_bare or self.nest is not None:
+            self.world = self._open()
+        if backend.converted is not None:
+            self.converted = fun = backend.converted(fun)
+        if self.nest is None:
+            self.args, pair = tensors, fun(*tensors)
+        else:
+            self.args, kwargs = self.bind(tensors)
+            if kwargs:
+                self.kwargs = kwargs
+            pair = fun(*self.args, **kwargs)
+        output, rule = pair if type(pair) is tuple and len(pair) == 2 else (None, None)
+        if (type(output) in backend.plain or backend.is_plain(output)) and callable(rule):
+            self.rule, self.output, self.tree = rule, SINGLE, SINGLE
+            self.outputs = results = (output,)
+        else:
+            self.outputs = results = self._accept(pair)
+        self.tensors = tensors
+        return results
+
+    def _open(self) -> World | None:
+        """Returns the world before a run, of which the backend may look at what is there; None if nothing is there."""
+        static = () if self.nest is None else self.nest.leaves
+        if (self.is_bare or only_reads(self.user)) and are_data(static):
+            return None
+        opened = World(self.user, static)
+        if self.look is not None:
+            self.existing = self.look(opened.values())
+        return opened
+
+    def _start_with_care(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Begins a run in a scope of Keras, under a compiler, or one that is not the first."""
+        self.world = None if self.is_traced else self._open()
+        self.args, self.kwargs = self.bind(tensors)
+        pair, changed, scope = self.run(self.args, self.kwargs)
+        self.tensors, self.outputs = tensors, self._accept(pair)
+        # Only values in a scope of Keras are shown to the rule.
+        self.scope = scope if scope is not None and scope.state.scope is not None else None
+        return (*self.outputs, *changed)
+
+    def _accept(self, pair: Any) -> tuple[Any, ...]:
+        """Returns the tensors of the output, and keeps its static part and the rule, of what a run returned."""
+        results: Any
+        if type(pair) is tuple and len(pair) == 2 and self.backend.is_plain(pair[0]) and callable(pair[1]):
+            results, self.rule, self.tree = pair[:1], pair[1], SINGLE
+        else:
+            output, self.rule = checked_pair(self.name, self.user, pair)
+            results, self.tree = self.flatten(output)
+        if self.output is None:
+            self.output = self.tree
+        return results  # type: ignore[no-any-return]
+
+    def note(self) -> None:
         """Notes what the rule holds and the world of the run, as soon as it is over; a rule may be asked for then."""
-        if self.is_noted:
-            return self
-        self.is_noted = True
-        call, rule = self.call, self.rule
-        if call.is_traced:
+        if self.is_traced:
             self.world, self.residuals, self.is_closed = None, (), True
-            style = conventions.traced_style(rule)
+            style = conventions.traced_style(self.rule)
         else:
-            self.world, self.residuals, self.is_closed, self.known = world.note(self.world, rule, call.converted)
-            if not call.has_run:
-                call.has_run, call.world = True, self.world
-            style = self.known.style if self.known is not None else UNREAD
+            self.world, self.residuals, self.is_closed, known = world.note(self.world, self.rule, self.converted or self.user)
+            if self.first is False:
+                self.first = self.world
+            style = UNREAD
+            if known is not None:
+                self.known, style = known, known.style
             if style is UNREAD:
-                style = conventions.style(rule, call.user, call.name)
-        if style == ALONE and self.scope is None:
-            self.args, self.style = (), ALONE
-        else:
+                style = conventions.style(self.rule, self.user, self.name)
+        if style not in (ALONE, ANY) or self.kwargs or self.scope is not None:
             self._note_arguments(style)
+        else:
+            self.style = style
+            if style == ALONE:
+                self.args = ()
         if self.is_closed:
             # The data of a rule that reads nothing else tells whether another run has the same one.
             self.outputs = ()
-        if not call.is_plain:
-            backend = call.backend
+        if not self.is_plain:
+            backend = self.backend
             self.specs = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
             self.tensors = ()
-        elif call.backend.types is not None:
-            self.tensors = call.backend.types(self.tensors)
-        return self
+        elif self.backend.types is not None:
+            self.tensors = self.backend.types(self.tensors)
 
     def _note_arguments(self, style: int | None) -> None:
         """Notes how a rule is called that gets more than upstream alone."""
         if self.kwargs and style != ALONE:
-            self.args = self.call.positional(self.args, self.kwargs)
+            self.args = self._positional(self.args, dict(self.kwargs))
         self.count = count = len(self.args)
-        if self.scope is None and style in (ANY, count):
+        if self.scope is None and style in (ALONE, ANY, count):
             self.style = style
-        elif style == ALONE:
+        if style == ALONE:
             self.args = ()
         elif style is None:
-            gets_arguments, self.takes_output = conventions.asks(self.rule, self.call.user)
+            gets_arguments, self.takes_output = conventions.asks(self.rule, self.user)
             self.args = self.args if gets_arguments else ()
 
-    def __call__(
+    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns the arguments as a rule gets them: by position."""
+        return (*args, *signature.by_position(self.user, len(args), kwargs))
+
+    def pull(
         self,
         cotangents: Sequence[Any],
         variables: Sequence[Any] = (),
@@ -126,35 +232,27 @@ class Run:
         arguments: Sequence[Any] | None = None,
         outputs: Sequence[Any] | None = None,
     ) -> tuple[Sequence[Any], tuple[Any, ...]]:
-        """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
-        if self.world is None:
-            return self._pull(cotangents, variables, needs_grad, arguments, outputs)
-        return self.world.run(self._pull, cotangents, variables, needs_grad, arguments, outputs)  # type: ignore[no-any-return]
+        """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed.
 
-    def _pull(
-        self,
-        cotangents: Sequence[Any],
-        variables: Sequence[Any],
-        needs_grad: Sequence[bool] | None,
-        arguments: Sequence[Any] | None,
-        outputs: Sequence[Any] | None,
-    ) -> tuple[Sequence[Any], tuple[Any, ...]]:
-        """Calls the rule; most return a plain gradient for each tensor, and nothing is converted."""
-        call, rule, output, style, tensors = self.call, self.rule, self.output, self.style, self.tensors
-        backend, values = call.backend, self.args
+        Most rules return a plain gradient for each tensor, and nothing is converted.
+        """
+        backend, tree, style = self.backend, self.tree, self.style
+        values: Sequence[Any] = self.args
         if values and arguments is not None:
-            values = tuple(arguments) if call.nest is None else call.positional(*call.bind(tuple(arguments)))
+            values = arguments if self.nest is None else self._positional(*self.bind(tuple(arguments)))
         if style is None or variables:
-            return self._by_signature(cotangents, variables, needs_grad, values, outputs)
-        upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
-        if config.this.known is not backend:
+            return self._by_signature(cotangents, variables, needs_grad, tuple(values), outputs)
+        upstream = cotangents[0] if tree is SINGLE else tree.unflatten(upstreams_of(backend, tree, cotangents))
+        if self.world is not None or config.this.known is not backend:
             args, kwargs = ((upstream,), {}) if style == ALONE else (values, {"upstream": upstream})
-            result = config.under(backend, rule, args, kwargs)
+            result = self.in_world(config.under, backend, self.rule, args, kwargs)
+        elif style == ALONE:
+            result = self.rule(upstream)
         else:
-            result = rule(upstream) if style == ALONE else rule(*values, upstream=upstream)
-        gradients = result if type(result) is tuple else (result,)
-        if tensors and call.nest is not None:
-            gradients = call.static.tensors_of(gradients)
+            result = self.rule(*values, upstream=upstream)
+        gradients, tensors = result if type(result) is tuple else (result,), self.tensors
+        if self.nest is not None and tensors:
+            gradients = self.static.tensors_of(gradients)
         if len(gradients) == len(tensors):
             plain = backend.plain
             for gradient, tensor in zip(gradients, tensors):  # noqa: B905
@@ -164,7 +262,7 @@ class Run:
                     break
             else:
                 return gradients, ()
-        return call.checked(rule, self.shapes(), result, (), needs_grad)  # type: ignore[no-any-return]
+        return self._checked(result, (), needs_grad)
 
     def _by_signature(
         self,
@@ -175,17 +273,17 @@ class Run:
         outputs: Sequence[Any] | None,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Calls a rule whose signature has to be read."""
-        call = self.call
         if self.takes_output and outputs is None:
-            raise messages.no_output(call.name)
-        count = call.positionals if self.count is None else self.count
-        convention = Convention(self.rule, call, values, count, self.output)
+            raise messages.no_output(self.name)
+        count = self.positionals if self.count is None else self.count
+        convention = Convention(self.rule, self, values, count, self.tree)
         try:
-            upstreams = upstreams_of(call.backend, self.output, cotangents)
+            upstreams = upstreams_of(self.backend, self.tree, cotangents)
             fun = convention.call if self.scope is None else self.scope.for_rule()(convention.call)
-            needs_input_grad = needs_grad or [True] * len(call.static.places)
-            result = config.under(call.backend, fun, (upstreams, variables, needs_input_grad, outputs), {})
-            return call.checked(self.rule, self.shapes(), result, variables, needs_grad)  # type: ignore[no-any-return]
+            needs_input_grad = needs_grad or [True] * len(self.static.places)
+            args = (upstreams, variables, needs_input_grad, outputs)
+            result = self.in_world(config.under, self.backend, fun, args, {})
+            return self._checked(result, variables, needs_grad)
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()
             if hint is not None:
@@ -193,15 +291,27 @@ class Run:
             tracebacks.hide_frames(error)
             raise
 
+    def _checked(
+        self, result: Any, variables: Sequence[Any], needs_grad: Sequence[bool] | None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Returns the gradients in the result of the rule, and those of `variables`; an error says where the rule is."""
+        others: tuple[Any, ...] = ()
+        try:
+            if variables:
+                result, others = check_variables(self, result, variables)
+            return collect(self, self.shapes(), result, needs_grad, self.rule), others
+        except errors.GradientError as error:
+            raise errors.locate(error, self.rule, self.user) from None
+
     def shapes(self) -> list[Spec]:
         """Returns the dtype and the shape that the gradient of each tensor must have."""
-        backend = self.call.backend
+        backend = self.backend
         known = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
-        return known if self.call.is_plain else self.specs
+        return known if self.is_plain else self.specs
 
     def location(self) -> str | None:
         """Returns the file and line of the rule, if they are known."""
-        return user_code.location(self.rule, self.call.user)
+        return user_code.location(self.rule, self.user)
 
     def takes_variables(self) -> bool:
         """Whether the rule takes the captured variables."""
@@ -213,19 +323,19 @@ class Run:
         `names` describe what it read; in the place of a description of one of `values` stands the user's name.
         """
         if names and not self.takes_variables():
-            fun, is_users = self.call.user, self.location() is not None
-            names = self.call.names(values, names) if values else names
+            fun, is_users = self.user, self.location() is not None
+            names = self.names(values, names) if values else names
             if not is_users:  # a recipe, which has the user's function in a cell
                 fun = next(filter(user_code.location, references.near(fun)), fun)
-            raise errors.locate(messages.captured_variable(self.call.name, names, is_users), fun, what="function")
+            raise errors.locate(messages.captured_variable(self.name, names, is_users), fun, what="function")
 
-    def closed_over(self) -> list[Any]:
+    def held(self) -> list[Any]:
         """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
         return [*self.residuals, *self.args]
 
     def reached(self) -> list[Any]:
         """Returns the tensors that the rule can reach, by a search that may take long."""
-        return [*references.reached([self.rule, *self.args], self.call.backend.is_tensor)]
+        return [*references.reached([self.rule, *self.args], self.backend.is_tensor)]
 
     def _steps(self) -> list[tuple[str, Any]]:
         """Returns what must be equal in another run: what the rule holds, what the run has set, and the outputs."""
@@ -255,14 +365,14 @@ class Run:
 
     def outline(self, inputs: Sequence[Any], probe: Any) -> tuple[list[Any], Any]:
         """Returns the tensors of the rule, and what must be equal in the rule of another run, instead of the rule."""
-        call, is_tensor = self.call, self.call.backend.is_tensor
-        shared = [*references.near(call.user), *call.static.leaves]
-        names = getattr(innermost(call.user), "__globals__", {})
+        is_tensor = self.backend.is_tensor
+        shared = [*references.near(self.user), *self.static.leaves]
+        names = getattr(innermost(self.user), "__globals__", {})
         steps, tensors, is_unknown = comparing.outline(self._steps(), is_tensor, shared, inputs, names)
         # No hook and no checkpoint may make the gradients of the first rule again: they would be those of another run.
         gradients = probe(self) if is_unknown and not keeps_state(self.rule) else None
-        if call.world is not None:
-            call.world.forget()
+        if self.first:
+            self.first.forget()
         return tensors, (steps, gradients)
 
     def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Any) -> None:
@@ -280,7 +390,7 @@ class Run:
         gradients: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
         saved: Sequence[Any] = (),
     ) -> list[Any]:
-        backend = self.call.backend
+        backend = self.backend
         found = comparing.difference(first, second, backend.is_tensor, backend.agreement, saved)
         name, conditions = found.name, [*found.conditions]
         if name is None and found.is_unknown:
@@ -294,8 +404,21 @@ class Run:
                 name = "it gives another gradient"
             conditions += [answer for answer in answers if answer is not True]
         if name is not None:
-            raise messages.not_repeated(self.call.name, self.call.user, name)
+            raise messages.not_repeated(self.name, self.user, name)
         return conditions
+
+
+class Call(Run):
+    """The first run of a call of a decorated function, as a backend gets it: it can be called for another run."""
+
+    __call__ = Run.repeat
+
+
+class Pullback(Run):
+    """Another run, as a backend gets it: it can be called for the gradients."""
+
+    __call__ = Run.pull
+    closed_over = Run.held
 
 
 def upstreams_of(backend: Backend, output: Tree, cotangents: Sequence[Any]) -> list[Any]:

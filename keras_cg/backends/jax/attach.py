@@ -64,7 +64,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     if not any(map(is_traced, fun.closed_over())):
         if all(map(is_only_mapped, tensors)):
             # Nothing is differentiated, unless the function reads it elsewhere: then it shows in the outputs.
-            outputs, _ = fun.start(*map(asarray, tensors))
+            outputs = fun.alone(*map(asarray, tensors))
             if all(map(is_only_mapped, outputs)):
                 return outputs  # type: ignore[no-any-return]
         elif is_at_one_level(tensors):
@@ -78,7 +78,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         # Python looks at values, which a program does not have. Perhaps it uses only the shape of what it captures: a
         # run on arguments without a derivative shows that, where JAX would not notice a value of an outer level.
         try:
-            outputs, _ = fun.start(*[asarray(jax.lax.stop_gradient(tensor)) for tensor in tensors])
+            outputs = fun.alone(*[asarray(jax.lax.stop_gradient(tensor)) for tensor in tensors])
             if not all([is_only_mapped(output) for output in outputs if is_floating(output)]):
                 raise jax.errors.UnexpectedTracerError("a traced value is captured.")
             return _direct(fun, tensors)

@@ -14,24 +14,25 @@ from autograd.tracer import trace_stack
 
 from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating, unboxed
 from keras_cg.engine import linear, messages
-from keras_cg.engine.contract import Function, Pullback, Tensors
+from keras_cg.engine.contract import Function, Tensors
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, on plain arrays; an output that is in a box all the same depends on a captured value."""
     inputs, levels = unboxed(tensors)
-    outputs, pullback = fun(*inputs)
+    outputs = fun.start(*inputs)
+    fun.note()
     if any([isinstance(output, Box) for output in outputs]):
         sources = {*_ancestors([output._node for output in outputs if isinstance(output, Box)])}
         values = [*fun.captures(lambda value: isinstance(value, Box) and value._node in sources)]
         error = messages.argument_also_captured(fun.name, values, tensors)
         if error is not None:
             raise error
-        pullback.capture(["(a value that autograd differentiates)"] * max(len(values), 1), values)
+        fun.capture(["(a value that autograd differentiates)"] * max(len(values), 1), values)
         raise messages.unserved_variables("numpy", "a closure over it, or a global.", fun)
     if not levels:
         return outputs  # type: ignore[no-any-return]
-    call = SavedCall(fun, pullback, outputs, levels)
+    call = SavedCall(fun, outputs, levels)
     # autograd has no vector space of integers, so they do not pass through the primitive.
     pairs = [*zip(outputs, call.floating, strict=True)]
     floating = [output for output, is_real in pairs if is_real]
@@ -43,13 +44,13 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 class SavedCall:
     """One call for the backward pass of each level of differentiation that an argument is in."""
 
-    def __init__(self, fun: Function, pullback: Pullback, outputs: Tensors, levels: set[int]):
-        self.fun, self.pullback, self.levels = fun, pullback, levels
+    def __init__(self, run: Function, outputs: Tensors, levels: set[int]):
+        self.run, self.levels = run, levels
         # autograd numbers its levels from the outermost on, and uses the number of one that is over again.
         self.highest = trace_stack.top
         self.floating = [is_floating(output) for output in outputs]
         # Strongly only what autograd does not keep for a rule that takes the output.
-        pairs = zip(outputs, self.floating, strict=True) if pullback.takes_output else ()
+        pairs = zip(outputs, self.floating, strict=True) if run.takes_output else ()
         self.integers = [output for output, is_real in pairs if not is_real]
         # Weakly: an output that the rule does not refer to can be freed.
         self.outputs = [weakref.ref(output) for output in outputs if isinstance(output, numpy.ndarray)]
@@ -70,7 +71,7 @@ class SavedCall:
         added = max(self.highest - trace_stack.top, 0)
         trace_stack.top += added
         try:
-            outputs = self._whole(ans) if self.pullback.takes_output else None
+            outputs = self._whole(ans) if self.run.takes_output else None
             found = self._gradients(parents, cotangents, needs_grad, outputs)
         finally:
             trace_stack.top -= added
@@ -90,17 +91,17 @@ class SavedCall:
     def _gradients(
         self, parents: Sequence[Any], cotangents: list[Any], needs_grad: list[bool], outputs: list[Any] | None
     ) -> Tensors:
-        pullback = self.pullback
+        run = self.run
         if any([isinstance(parent, Box) for parent in parents]):
             # The function runs again, on values that the outer level differentiates.
-            _, pullback = self.fun(*map(asarray, parents))
+            _, run = self.run.repeat(*map(asarray, parents))
             shapes = [None if each is None else asarray(innermost(each)) for each in cotangents]
             this_backend: Any = sys.modules[__package__]
             irregular = functools.partial(linear.irregular, this_backend, shapes)
-            self.pullback.check(pullback, lambda each: each(irregular(), (), needs_grad, None, outputs)[0])
-            if pullback.is_used_up:
-                _, pullback = self.fun(*map(asarray, parents))
-        return pullback(cotangents, (), needs_grad, None, outputs)[0]  # type: ignore[no-any-return]
+            self.run.check(run, lambda each: each.pull(irregular(), (), needs_grad, None, outputs)[0])
+            if run.is_used_up:
+                _, run = self.run.repeat(*map(asarray, parents))
+        return run.pull(cotangents, (), needs_grad, None, outputs)[0]  # type: ignore[no-any-return]
 
     def _refuse_others(self, level: int, gradients: Sequence[Any], cotangents: Sequence[Any]) -> None:
         """Raises if a gradient hangs on a level that is over, whose number another one has by now.
@@ -111,7 +112,7 @@ class SavedCall:
         found = [box for gradient in gradients for box in boxes(gradient) if box._trace >= level]
         if not all([_is_from(box._node, known) for box in found]):
             raise messages.lost_capture(
-                f"the rule of {self.fun.name}",
+                f"the rule of {self.run.name}",
                 "a value that was differentiated together with an argument, in forward mode or in a pullback.",
                 "autograd cannot tell it from what is differentiated now",
             )
@@ -149,7 +150,7 @@ def custom_gradient(call: SavedCall, outputs: Any, *parents: Any) -> Any:
 
 def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
     # Else autograd would keep the output for as long as the gradient may be asked for.
-    return functools.partial(args[0].pull, argnums, args[2:], ans if args[0].pullback.takes_output else None)
+    return functools.partial(args[0].pull, argnums, args[2:], ans if args[0].run.takes_output else None)
 
 
 defvjp_argnums(custom_gradient, _vjps)

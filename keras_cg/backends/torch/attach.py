@@ -39,7 +39,7 @@ from keras_cg.backends.torch.tensors import (
     unwrap_if_dead,
 )
 from keras_cg.engine import messages
-from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.contract import Function
 
 
 @uncompiled
@@ -54,7 +54,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
     for tensor in tensors:
         if tensor.requires_grad:
             is_differentiated = True
-        if tensor.is_inference():  # autograd cannot save it, and it does not tell when it is changed
+        elif tensor.is_inference():  # autograd cannot save it, and it does not tell when it is changed
             saved = [tensor.clone() if tensor.is_inference() else tensor for tensor in saved]
     inputs, watched, start, fun.look = [], [], sequence_number(), existing
     for tensor in saved:
@@ -63,7 +63,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
         inputs.append(tensor)
         watched.append((tensor, tensor._version))
     try:
-        outputs, run = fun.start(*inputs)
+        outputs = fun.start(*inputs)
     except RuntimeError as error:
         capturing.explain(error, fun)
         raise
@@ -79,14 +79,16 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
         return transforms.with_transforms(fun, saved)
     if not is_differentiated and not has_captured:
         return exporting.cut(fun.name, outputs) if is_special else outputs
-    run.note()
+    fun.note()
     if has_captured:
-        variables = capturing.captured(fun, inputs, outputs, start, run)
-        capturing.check(fun, tensors, variables, run)
+        variables = capturing.captured(fun, inputs, outputs, start)
+        capturing.check(fun, tensors, variables)
         saved = [*saved, *saveable(variables)]
         if not is_differentiated and not variables:
             return exporting.cut(fun.name, outputs)
-    call = SavedCall(run, tensors, watched, outputs)
+    call = SavedCall(fun, tensors, watched, outputs)
+    if has_captured:
+        call.is_direct = False
     if not is_special:
         return _apply((call, outputs, ()), *saved)  # type: ignore[no-any-return]
     call.autocasts = autocasts(tensors) if is_autocast() else ()
@@ -105,19 +107,19 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
         fun.is_traced = True
         if compiling.is_exporting():
             return exporting.without_rule(fun, tensors)
-        return compiling.with_compiler(fun, tensors) if torch.is_grad_enabled() else fun.start(*tensors)[0]
+        return compiling.with_compiler(fun, tensors) if torch.is_grad_enabled() else fun.alone(*tensors)
     if is_tracing():
         return exporting.without_rule(fun, tensors)
     if transforms_active() or is_forward_open():
         if not torch.is_grad_enabled() and not transforms.is_forward(tensors):
-            outputs, _ = fun.start(*tensors)
+            outputs = fun.alone(*tensors)
             if not any(map(transforms.is_dual, outputs)):
                 return tuple(map(constant, outputs))
             return transforms.with_transforms(fun, saveable(tensors))
         if transforms_active() or any(map(transforms.is_dual, tensors)):
             return transforms.with_transforms(fun, saveable(tensors))
     if not torch.is_grad_enabled():
-        return exporting.cut(fun.name, fun.start(*tensors)[0])
+        return exporting.cut(fun.name, fun.alone(*tensors))
     return attach(fun, tensors, True)  # type: ignore[no-any-return]
 
 
@@ -153,14 +155,15 @@ class Attached(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
-        count, pullback, is_recorded = call.number, call.run, torch.is_grad_enabled()
+        call, needs_grad, is_recorded = ctx.call, ctx.needs_input_grad[1:], torch.is_grad_enabled()
         if is_dynamo_compiling():
             # Compiled autograd traces this function, for which no tensor has a version or a place in memory.
-            saved = ctx.saved_tensors
-            extras, stop = call.extras(saved), len(needs_grad)
-            gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count], saved[:count], **extras)
+            saved, count, stop = ctx.saved_tensors, call.number, len(needs_grad)
+            extras = saved[:count], call.outputs_of(saved)
+            gradients, others = call.run.pull(cotangents, saved[count:stop], needs_grad[:count], *extras)
             return (None, *gradients, *others)
+        if call is None:
+            return ctx.saved_tensors  # they are gone as well, and torch says so
         try:
             for tensor, before in call.watched:
                 if tensor._version != before:
@@ -169,35 +172,38 @@ class Attached(torch.autograd.Function):
         except RuntimeError:  # an inference tensor has no version
             if is_changed(call.watched):
                 call.refuse_changes()
-        variables, arguments = (), None
-        if is_recorded or pullback is None or pullback.args or len(needs_grad) > count or call.outputs:
+        run, variables, arguments, outputs = call.run, (), None, None
+        if is_recorded or not call.is_direct:
             # Read once: a checkpoint recomputes saved tensors only once. A rule that is called with the function's
             # arguments gets the caller's own tensors, and not detached ones.
-            saved, stop, needs_grad = ctx.saved_tensors, len(needs_grad), needs_grad[:count]
-            arguments, variables, extras = saved[:count], saved[count:stop], call.extras(saved)
-            if is_recorded or pullback is None:
+            saved, residuals = ctx.saved_tensors, ()
+            arguments, count = saved, call.number
+            if len(saved) > count:
+                stop = len(needs_grad)
+                arguments, variables, needs_grad = saved[:count], saved[count:stop], needs_grad[:count]
+                residuals, outputs = saved[stop : len(saved) - call.outputs], call.outputs_of(saved)
+            if is_recorded or call.facts is not None:
                 inputs = arguments if is_recorded else [tensor.detach() for tensor in arguments]
-                probed = functools.partial(probe, cotangents, variables, needs_grad, **extras)
-                pullback = call.again(inputs, saved[stop : len(saved) - call.outputs], probed)
-            if extras:
-                pullback = functools.partial(pullback, **extras)
-        if not is_recorded and call.reads is not None:
-            pullback = functools.partial(_read, call.reads, pullback)
+                probed = functools.partial(probe, cotangents, variables, needs_grad, outputs=outputs)
+                run = call.again(inputs, residuals, probed)
+        pull = run.pull
+        if call.reads is not None and not is_recorded:
+            pull = functools.partial(_read, call.reads, pull)
         try:
             if call.written:
                 with call.guard():
-                    gradients, others = pullback(cotangents, variables, needs_grad, arguments)
+                    gradients, others = pull(cotangents, variables, needs_grad, arguments, outputs)
             else:
-                gradients, others = pullback(cotangents, variables, needs_grad, arguments)
+                gradients, others = pull(cotangents, variables, needs_grad, arguments, outputs)
         except RuntimeError as error:
             if "One of the differentiated Tensors does not require grad" not in str(error):
                 raise
-            raise messages.detached_argument(call.fun.name) from error
+            raise messages.detached_argument(call.run.name) from error
         if not is_recorded or call.outputs:
             gradients = call.copied(gradients)
         if not keeps_graph():
             # The function, too: a variable from outside may lead to the output, and so to this node.
-            call.run, call.watched, call.written, call.fun = None, (), (), None
+            ctx.call = None
         return (None, *gradients, *others)
 
 
@@ -209,10 +215,10 @@ _apply: Callable[..., Any] = super(torch.autograd.Function, Attached).apply
 # --- what the backward pass asks -------------------------------------------------------------------------------------
 
 
-def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
-    """Calls a pullback, and notes for each gradient whether it hangs on what only the rule reads."""
+def _read(reads: list[bool], pull: Callable[..., Any], *args: Any) -> Any:
+    """Pulls cotangents back, and notes for each gradient whether it hangs on what only the rule reads."""
     with torch.enable_grad():
-        parts = pullback(*args)
+        parts = pull(*args)
     reads += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
     # Not all of them: `detach` would also drop the tangents of forward mode.
     return [[each.detach() if each is not None and each.requires_grad else each for each in part] for part in parts]

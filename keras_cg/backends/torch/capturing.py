@@ -12,20 +12,20 @@ from torch.overrides import TorchFunctionMode
 from keras_cg.backends.torch import transforms
 from keras_cg.backends.torch.tensors import describe, edges, leaves, storage_of
 from keras_cg.engine import messages
-from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.contract import Function
 from keras_cg.engine.functions import innermost
 
 
-def check(fun: Function, tensors: Sequence[Any], variables: Sequence[torch.Tensor], pullback: Pullback) -> None:
+def check(fun: Function, tensors: Sequence[Any], variables: Sequence[torch.Tensor]) -> None:
     """Raises CapturedVariableError if the rule has no gradient for what the function captured."""
     for place, tensor in enumerate(tensors):
         if any([tensor is variable for variable in variables]):
             raise messages.captured_argument(fun.name, str(place + 1))
-    pullback.capture([describe(variable) for variable in variables], variables)
+    fun.capture([describe(variable) for variable in variables], variables)
 
 
 def captured(
-    fun: Function, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], start: int, pullback: Pullback
+    fun: Function, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], start: int
 ) -> list[torch.Tensor]:
     """Returns the tensors that `fun` captured and `outputs` depend on, in the order of their first use.
 
@@ -41,14 +41,14 @@ def captured(
             used[tensor] = min(order, used.get(tensor, order))
         elif node._sequence_nr() < start or not any([before is not None for before, _ in node.next_functions]):
             # The run captured a computed tensor that `captures` does not find. Or the node is a leaf of aot_module.
-            pullback.capture(["(a tensor computed from trainable ones)"])
+            fun.capture(["(a tensor computed from trainable ones)"])
             raise messages.unserved_variables("torch", messages.NO_CLOSURE, fun)
     outside = {id(tensor) for tensor in reached}
     unknown = {id(leaf): leaf for leaf in used if leaf.is_leaf and id(leaf) not in outside}
     if any([not isinstance(leaf, torch.nn.Parameter) for leaf in unknown.values()]):
         # A function that differentiates inside makes leaves that nothing outside can know. Another run shows which.
         with _Origins(inputs) as origins:
-            again = leaves(fun.start(*inputs)[0])
+            again = leaves(fun.alone(*inputs))
         captured = {id(leaf) for leaf in again if id(leaf) not in origins.results}
         if captured <= set(map(id, used)):
             used = {each: order for each, order in used.items() if id(each) not in unknown or id(each) in captured}

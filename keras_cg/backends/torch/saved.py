@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def existing(values: Sequence[Any]) -> Sequence[tuple[torch.Tensor, Any]]:
 
 
 # Most of what a rule holds beside tensors has no other ones in it.
-_ALONE = (int, float, str, type(None))
+_ALONE = frozenset({int, float, str, type(None)})
 
 
 def _inside(value: Any) -> list[torch.Tensor]:
@@ -51,30 +51,29 @@ class SavedCall:
     """The state of one call that the backward pass needs, without the saved tensors.
 
     Attributes:
-        fun: The function, which runs again for higher orders.
-        number: How many arguments it has.
-        run: The first run, until a backward pass that does not keep the graph.
+        run: The first run; if hooks move or drop what is saved, one of its call that has not begun.
+        number: How many arguments the function has.
         watched: The inputs and outputs, whose memory the rule may hold, and from `cells` on the tensors in its cells
             that the run has made; each with its version.
         written: The tensors that existed before and that the run wrote to, each with its version after it.
-        found: Where the arguments and outputs begin in memory; None if one of them has no place there.
+        found: Where the arguments, and the outputs that are watched, begin in memory; None if one has no place there.
         storages: Where the memory of the arguments and outputs begins, if they are all watched.
         facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         autocasts: The autocast of the first run, if there was one.
         is_simple: Whether there is one output, which is floating, has memory of its own, and is not saved.
+        is_direct: Whether the rule needs nothing that is saved.
         outputs: How many outputs are saved, which is all or none: for a rule that takes them.
         reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes
             in it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
     """
 
-    fun: Any
     facts: Any = None
     outputs: int = 0
     autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
     written: Sequence[tuple[torch.Tensor, Any]] = ()
     reads: list[bool] | None = None
     storages: set[int] | None = None
-    is_simple = False
+    is_simple = is_direct = False
     found: set[int] | None = None
 
     def __init__(
@@ -90,38 +89,47 @@ class SavedCall:
         out, unless the rule holds something that may lead to them: they would live as long. A tensor that existed
         before is state, unless the run has written to it.
         """
-        self.fun, self.run, self.number, self.watched = run.call, run, len(tensors), inputs
-        call, is_closed, pointer, residuals = run.call, run.is_closed, None, []
-        if len(outputs) == 1 and call.is_plain and type(output := outputs[0]) in plain:
-            found = set()
+        self.run, self.number, self.watched = run, len(tensors), inputs
+        is_closed, takes_output = run.is_closed, run.takes_output
+        residuals, found, pointer = [], None, 0
+        existing: Collection[int] = ()
+        if run.is_plain and len(outputs) == 1 and type(output := outputs[0]) in plain:
             try:
-                for tensor, _ in inputs:
+                found = set()
+                for tensor in tensors:
                     found.add(tensor.data_ptr())
                 pointer = output.data_ptr()
                 if pointer not in found and not output._is_view() and output.is_floating_point():
-                    self.is_simple = not run.takes_output
-                found.add(pointer)
+                    self.is_simple = not takes_output
+                    self.is_direct = self.is_simple and not run.args
                 self.found = found
             except RuntimeError:  # a sparse tensor has no place in memory
                 pass
-        existing: Any = ()
-        if call.existing:
-            existing = {id(tensor) for tensor, _ in call.existing}
-            both = [(tensor, before, version(tensor)) for tensor, before in call.existing]
-            self.written, call.existing = [(tensor, after) for tensor, before, after in both if after != before], ()
-        parts = [*run.residuals, *run.args]
+        if run.existing:
+            existing = {id(tensor) for tensor, _ in run.existing}
+            both = [(tensor, before, version(tensor)) for tensor, before in run.existing]
+            self.written, run.existing = [(tensor, after) for tensor, before, after in both if after != before], ()
+        parts = [*run.residuals]
+        if run.args and run.args is not run.tensors:
+            parts += run.args
         for part in parts:
-            if not isinstance(part, torch.Tensor):
-                if not isinstance(part, _ALONE):
-                    parts += _inside(part)
-            else:
-                if pointer is not None and part is not output and type(part) in plain and part.data_ptr() == pointer:
-                    is_closed = False  # as `output.data` is, which does not tell that the output is changed
-                if id(part) not in existing:
-                    residuals.append((part, version(part) if part.is_inference() else part._version))
-        if run.takes_output:
+            kind = type(part)
+            if kind in plain or (kind not in _ALONE and isinstance(part, torch.Tensor)):
+                try:
+                    before = part._version
+                    if found is not None and part.data_ptr() == pointer:
+                        found.add(pointer)
+                        # As for `output.data`, which does not tell that the output is changed.
+                        is_closed = is_closed and part is output
+                except RuntimeError:  # an inference tensor, or a sparse one
+                    before = version(part)
+                if not existing or id(part) not in existing:
+                    residuals.append((part, before))
+            elif kind not in _ALONE:
+                parts += _inside(part)
+        if takes_output:
             self.outputs = len(outputs)
-        if not is_closed or run.takes_output:
+        if not is_closed or takes_output:
             self.watch(tensors, outputs)
         self.cells = len(self.watched)
         self.watched += residuals
@@ -134,6 +142,8 @@ class SavedCall:
             self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
             pairs = zip(known, tensors, strict=True)
             known = [pair if storage_of(pair[0]) else (tensor, pair[1]) for pair, tensor in pairs]
+        else:
+            self.found.update([output.data_ptr() for output in outputs])
         self.watched = known + [(output, version(output)) for output in outputs]
 
     def outlined(
@@ -145,32 +155,32 @@ class SavedCall:
     ) -> Sequence[torch.Tensor]:
         """Drops the rule, because hooks move or drop what is saved; returns its tensors, for the comparison."""
         needs_grad = [each.requires_grad for each in tensors]
-        probed = functools.partial(probe, outputs, saved[self.number :], needs_grad, **self.extras(outputs))
+        probed = functools.partial(probe, outputs, saved[self.number :], needs_grad, outputs=self.outputs_of(outputs))
         residuals, self.facts = self.run.outline(inputs, probed)
         if self.storages is None:  # else `watch` has noted the same
             self.storages = {*map(storage_of, [*tensors, *outputs])} - {0}
-        self.run, self.watched, self.written = None, [], []
+        self.run, self.watched, self.written, self.is_direct = self.run.another(), [], [], False
         return saveable(residuals)
 
     def again(
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
     ) -> Pullback:
-        """Returns the pullback of another run, which must be that of the first."""
+        """Returns another run, whose rule must be that of the first."""
         if self.facts is not None:
             # In the first run, too, a constant among the arguments was another object than the captured one.
             inputs = [tensor if tensor.requires_grad else tensor.detach() for tensor in inputs]
-        fun = self.fun
+        first, fun = self.run, self.run.repeat
         # torch runs a backward pass outside of the autocast of the forward pass.
         for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
             fun = torch.autocast(*each)(fun)
-        pullback = capturing.run_again(self.fun, fun, inputs)
+        other = capturing.run_again(first, fun, inputs)
         if is_changed(self.watched):
             self.refuse_changes()
-        if self.run is not None:
-            self.run.check(pullback, gradients)
-        elif self.facts is not None:
-            pullback.check_outline(inputs, residuals, self.facts, gradients)
-        return fun(*inputs)[1] if pullback.is_used_up else pullback
+        if self.facts is None:
+            first.check(other, gradients)
+        else:
+            other.check_outline(inputs, residuals, self.facts, gradients)
+        return fun(*inputs)[1] if other.is_used_up else other
 
     def copied(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Copies each gradient that shares its memory with an argument, an output or a tensor of the rule.
@@ -191,14 +201,14 @@ class SavedCall:
         storages = self.storages
         return [each.clone() if each is not None and storage_of(each) in storages else each for each in gradients]
 
-    def extras(self, tensors: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
-        """Returns what the rule gets by name: the outputs, which are the last of `tensors`, if it takes them."""
-        return {"outputs": tensors[len(tensors) - self.outputs :]} if self.outputs else {}
+    def outputs_of(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+        """Returns the outputs, which are the last of `tensors`, for a rule that takes them."""
+        return tensors[len(tensors) - self.outputs :] if self.outputs else None
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context for a rule, which must not read what was written to since its run."""
         touched = [tensor for tensor, before in self.written if version(tensor) != before]
-        return capturing.Unread(touched, self.fun.name) if touched else contextlib.nullcontext()
+        return capturing.Unread(touched, self.run.name) if touched else contextlib.nullcontext()
 
     def refuse_changes(self) -> None:
         """Raises if a tensor that the rule holds was changed in place since; not if it is a weight of a module."""
@@ -207,10 +217,10 @@ class SavedCall:
             if version(tensor) != before:
                 if place < self.cells:
                     others.add(storage_of(tensor))
-                elif not capturing.is_in_module(self.fun, tensor):
-                    raise messages.changed_since_call(self.fun.name)
+                elif not capturing.is_in_module(self.run, tensor):
+                    raise messages.changed_since_call(self.run.name)
         if others and not others.isdisjoint(map(storage_of, self.run.reached())):
-            raise messages.changed_since_call(self.fun.name)
+            raise messages.changed_since_call(self.run.name)
 
 
 def is_changed(watched: Sequence[tuple[torch.Tensor, Any]]) -> bool:

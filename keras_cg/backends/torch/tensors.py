@@ -40,9 +40,10 @@ _SKIPPED: Any = torch._C._dynamo.eval_frame._FrameExecStrategy(_SKIP, _SKIP)
 # The open level of forward mode, or -1. A number that changes, so it is read through the module.
 forward_ad._current_level  # noqa: B018
 # Does torch.jit.trace run? How many modes see every operation, as those of make_fx do? The mode that make_fx has before
-# dispatch shows in a key only.
+# dispatch shows in a key only, and has a mode for functions of torch with it, of which it takes less time to ask.
 is_tracing: Callable[[], bool] = torch._C._is_tracing
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 is_included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
 PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 # The number of the next node of the graph; the hooks for saved tensors; does the running backward pass keep the graph?
@@ -158,7 +159,7 @@ def is_recording() -> int:
         or transforms_active()
         or dispatch_modes() > 0
         or forward_ad._current_level >= 0
-        or is_included(PRE_DISPATCH)
+        or (function_modes() > 0 and is_included(PRE_DISPATCH))
     ):
         return OTHERS
     if not torch.is_grad_enabled():
@@ -345,12 +346,12 @@ def probe(
     cotangents: Sequence[Any],
     variables: Sequence[Any],
     needs_grad: Sequence[bool] | None,
-    pullback: Pullback,
+    run: Pullback,
     outputs: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Returns the gradients of a pullback along new upstreams in the place of `cotangents`, which have no batch."""
+    """Returns the gradients of a run along new upstreams in the place of `cotangents`, which have no batch."""
     plain = [
         each if each is None else torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in cotangents
     ]
-    gradients, others = pullback(linear.irregular(this_backend, plain), variables, needs_grad, None, outputs)
+    gradients, others = run.pull(linear.irregular(this_backend, plain), variables, needs_grad, None, outputs)
     return [*gradients, *others]

@@ -8,7 +8,8 @@ from typing import Any
 from keras_cg.bridge import keras_interop
 from keras_cg.engine.world import World
 from keras_cg.frontend import arguments, config, pytree
-from keras_cg.frontend.call import FlatFunction, function_name
+from keras_cg.frontend.call import function_name
+from keras_cg.frontend.function import FlatFunction
 from keras_cg.frontend.pickling import picklable
 from keras_cg.frontend.tree import Tree
 from keras_cg.recipes import frameworks, messages, tensors
