@@ -84,20 +84,21 @@ def _written(steps: list[dis.Instruction]) -> set[str]:
 
 
 # Functions that find a variable of the frame that calls them.
-_FINDERS = frozenset({"__class__", "eval", "exec", "locals", "super", "vars"})
+_FINDERS = frozenset({"eval", "exec", "locals", "vars"})
 
 
 def _reads(code: CodeType, steps: list[dis.Instruction]) -> frozenset[str] | None:
     """Returns the attributes of the first parameter that code reads; None if it may do more with that object."""
     owner = code.co_varnames[0] if code.co_argcount else None
-    if owner is None or owner in code.co_cellvars or not _FINDERS.isdisjoint((*code.co_names, *code.co_freevars)):
+    if owner is None or not _FINDERS.isdisjoint(code.co_names):
         return None
     found = set()
     for step, after in itertools.pairwise(steps):
+        # From Python 3.13 on, an instruction may have two names.
         if step.argval == owner or (isinstance(step.argval, tuple) and owner in step.argval):
-            # From Python 3.12 on, an odd argument of LOAD_ATTR calls a method.
+            # From Python 3.12 on, LOAD_ATTR with an odd argument is the call of a method.
             is_read = after.opname == "LOAD_ATTR" and (sys.version_info < (3, 12) or not (after.arg or 0) % 2)
-            if step.argval != owner or not step.opname.startswith("LOAD_FAST") or not is_read:
+            if step.argval != owner or not is_read:
                 return None
             found.add(str(after.argval))
     return frozenset(found)

@@ -259,17 +259,17 @@ def only_reads(user: Any) -> bool:
     if type(user) is not MethodType or type(fun := user.__func__) is not FunctionType:
         return False
     frame = facts(fun.__code__)
-    if frame.reads is None or frame.changes or fun.__closure__ or not is_closed(fun) or _leads_by_defaults(fun):
+    if frame.reads is None or fun.__closure__ or not is_closed(fun) or _leads_by_defaults(fun):
         return False
     if not frame.reads:
         return True
     owner, kind = user.__self__, type(user.__self__)
     attributes = dict_of(owner)
-    if kind.__getattribute__ is not object.__getattribute__ or any([name not in attributes for name in frame.reads]):
+    if kind.__getattribute__ is not object.__getattribute__:
         return False
     # Nothing in the class may have a part in it, as a property has.
     is_own = not any([name in vars(base) for base in kind.__mro__ for name in frame.reads])
-    return is_own and all([isinstance(attributes[name], ATOMS) for name in frame.reads])
+    return is_own and all([isinstance(attributes.get(name, owner), ATOMS) for name in frame.reads])
 
 
 def _leads_by_defaults(fun: FunctionType) -> bool:

@@ -785,6 +785,209 @@ def test_the_second_order_of_an_object_that_keeps_values(eager):
     assert float(eager.array(second(x))) == 7.0 * owner.calls
 
 
+# How a method gets a number from its object, which is another one at the next run.
+
+
+class ByAProperty:
+    def __init__(self):
+        self.at = 6
+        self.__dict__["k"] = 0
+
+    @property
+    def k(self):
+        self.at += 1
+        return self.at
+
+    @custom_gradient
+    def fun(self, x):
+        k = self.k
+        return x * 1, lambda upstream: upstream * k * x * x
+
+
+class ByADescriptor(ByAProperty):
+    class Counted:
+        def __get__(self, owner, kind=None):
+            owner.at += 1
+            return owner.at
+
+        def __set__(self, owner, value):
+            pass
+
+    k = Counted()
+
+
+class ByGetattribute:
+    def __init__(self):
+        self.at, self.k = 6, 0
+
+    def __getattribute__(self, name):
+        if name == "k":
+            self.at += 1
+            return self.at
+        return object.__getattribute__(self, name)
+
+    @custom_gradient
+    def fun(self, x):
+        k = self.k
+        return x * 1, lambda upstream: upstream * k * x * x
+
+
+class BySuper(ByAProperty):
+    @custom_gradient
+    def fun(self, x):
+        k = super().k
+        return x * 1, lambda upstream: upstream * k * x * x
+
+
+class ByLocals(ByAProperty):
+    @custom_gradient
+    def fun(self, x):
+        k = next(iter(locals().values())).k
+        return x * 1, lambda upstream: upstream * k * x * x
+
+
+class ByAnInnerFunction(ByAProperty):
+    @custom_gradient
+    def fun(self, x):
+        def read():
+            return self.k
+
+        k = read()
+        return x * 1, lambda upstream: upstream * k * x * x
+
+
+class ByAGlobal(ByAProperty):
+    @custom_gradient
+    def fun(self, x):
+        ALIAS["object"].at += 1
+        k = self.at
+        return x * 1, lambda upstream: upstream * k * x * x
+
+    def __init__(self):
+        self.at, ALIAS["object"] = 6, self
+
+
+def count():
+    ALIAS["object"].at += 1
+
+
+class ByAHelper(ByAGlobal):
+    @custom_gradient
+    def fun(self, x):
+        count()
+        k = self.at
+        return x * 1, lambda upstream: upstream * k * x * x
+
+
+class ByAnotherName(ByAProperty):
+    @custom_gradient
+    def fun(self, x):
+        owner, k = self, self.at
+        owner.at = k + 1
+        return x * 1, lambda upstream: upstream * (k + 1) * x * x
+
+
+class ByDelete(ByAProperty):
+    def __init__(self):
+        self.at = 7
+
+    @custom_gradient
+    def fun(self, x):
+        k = self.at
+        del self.at
+        return x * 1, lambda upstream: upstream * k * x * x
+
+
+class ByAPart(ByAProperty):
+    def __init__(self):
+        self.part = ByAProperty()
+
+    @custom_gradient
+    def fun(self, x):
+        part = self.part
+        k = part.at = part.at + 1
+        return x * 1, lambda upstream: upstream * k * x * x
+
+
+class ByAClassAttribute(ByAProperty):
+    at = 6
+
+    def __init__(self):
+        pass
+
+    @custom_gradient
+    def fun(self, x):
+        type(self).at += 1
+        k = self.at
+        return x * 1, lambda upstream: upstream * k * x * x
+
+
+ALIAS = {}
+COUNTING = [ByAProperty, ByADescriptor, ByGetattribute, BySuper, ByLocals, ByAnInnerFunction]
+COUNTING += [ByAGlobal, ByAHelper, ByAnotherName, ByDelete, ByAPart, ByAClassAttribute]
+
+
+@pytest.mark.parametrize("kind", COUNTING, ids=lambda kind: kind.__name__)
+def test_a_method_that_changes_its_object_in_an_unusual_way(eager, kind):
+    shared = {"at": 6} if kind is ByAClassAttribute else {}
+    owner = type(kind.__name__, (kind,), {"__module__": __name__, **shared})()
+    found = grad(grad(lambda x: owner.fun(x)))(eager.tensor(np.float32(3.0)))
+    assert float(eager.array(found)) == 2 * 7 * 3.0
+    assert getattr(owner, "at", 7) == 7
+
+
+@pytest.mark.parametrize("place", ["cell", "default"])
+def test_a_variable_of_a_method_that_only_reads_its_object(eager, place):
+    def made(k):
+        read = Holder(lambda: k)
+
+        class Owner:
+            at = 1.0
+
+            @custom_gradient
+            def by_cell(self, x):
+                return x * 1, lambda upstream: upstream * k * x * x
+
+            @custom_gradient
+            def by_default(self, x, read=read):
+                slope = read.fun()
+                return x * 1, lambda upstream: upstream * slope * x * x
+
+        def bind(value):
+            nonlocal k
+            k = value
+
+        return getattr(Owner(), f"by_{place}"), bind
+
+    fun, bind = made(7)
+    one = eager.tensor(np.float32(1.0))
+
+    def slope(x):
+        _, pullback = vjp(fun, x)
+        bind(9)
+        return pullback(one)[0]
+
+    assert float(eager.array(grad(slope)(one))) == 14.0
+
+
+@pytest.mark.only("torch")
+def test_a_tensor_that_a_method_reads_and_writes_to(torch):
+    class Owner:
+        def __init__(self):
+            self.mask = torch.zeros(3)
+
+        @custom_gradient
+        def fun(self, x):
+            mask = self.mask.add_(x.detach())
+            return x * 1, lambda upstream: upstream * mask
+
+    owner, x = Owner(), torch.ones(3, requires_grad=True)
+    first = owner.fun(x)
+    owner.fun(x)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        torch.autograd.grad(first.sum(), x)
+
+
 @pytest.mark.only("numpy", "torch")
 @pytest.mark.parametrize("kind", [list, tuple, dict, collections.deque, set], ids=lambda kind: kind.__name__)
 def test_containers_with_methods_that_raise(eager, kind):
