@@ -404,10 +404,10 @@ def test_accumulators_and_loops_of_tensorflow(tf, tmp_path):
 
 @pytest.mark.only("numpy")
 def test_a_backend_that_gives_no_outputs(monkeypatch):
-    from keras_cg.frontend.run import Run
+    from keras_cg.frontend.rule import Rule
 
-    told = Run.pull
-    monkeypatch.setattr(Run, "pull", lambda self, *args: told(self, *args[:4]))
+    told = Rule.pull
+    monkeypatch.setattr(Rule, "pull", lambda self, *args: told(self, *args[:4]))
     with keras_cg.use_backend("numpy"), pytest.raises(NotImplementedError) as caught:
         derivative(root(), 1)(X)
     assert str(caught.value).splitlines()[0] == (

@@ -25,9 +25,9 @@ PlainFunction = Callable[..., tuple[Tensors, Tensors]]
 Map = Callable[[Sequence[Any]], Tensors]
 
 
-# The user's function, flat, as `attach` gets it, is a `frontend.call.Call`. The rule of one of its runs, flat and
-# checked, which a backend calls in the backward pass, is a `frontend.run.Run`. Their docstrings say what a backend may
-# ask.
+# The user's function, flat, as `attach` gets it, is a `frontend.run.Call`, which may be the first run itself. Another
+# run, with the rule that a backend calls in the backward pass, is a `frontend.run.Pullback`. What a backend may ask
+# stands in the docstrings of `Run` and `Rule`.
 Function = Any
 Pullback = Any
 

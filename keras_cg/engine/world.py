@@ -19,7 +19,16 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
-from keras_cg.engine.functions import ATOMS, Facts, facts, innermost, is_closed, is_frameworks, keeps_nothing, known_facts
+from keras_cg.engine.functions import (
+    ATOMS,
+    Facts,
+    facts,
+    innermost,
+    is_closed,
+    is_frameworks,
+    keeps_nothing,
+    known_facts,
+)
 from keras_cg.engine.reach import (
     DATA,
     OBJECT,

@@ -81,6 +81,7 @@ class FlatFunction(Arguments):
 
 
 def output_label(tree: Tree, place: int) -> str:
+    """Returns the name of a leaf of the output in messages."""
     return f"the output{tree.paths()[place]}"
 
 
