@@ -51,5 +51,6 @@ def unwrap(leaf: Any) -> Any:
 
 def is_symbolic(leaves: Sequence[Any]) -> bool:
     """Whether there is a placeholder of Keras's functional API among some leaves."""
-    symbolic = getattr(sys.modules.get("keras"), "KerasTensor", None)
+    keras: Any = sys.modules.get("keras")
+    symbolic = None if keras is None else getattr(keras, "KerasTensor", None)
     return symbolic is not None and any(isinstance(leaf, symbolic) for leaf in leaves)

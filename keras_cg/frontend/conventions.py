@@ -18,15 +18,16 @@ from keras_cg.frontend.tree import Tree
 Rule = Callable[..., Any]
 
 
-# How `style` says that a rule is called: with upstream alone, or with any arguments of the function before it.
-ALONE, ANY = -1, -2
+# How `style` says that a rule is called: with upstream alone, with any arguments of the function before it, or with as
+# many upstreams as it has parameters.
+ALONE, ANY, EACH = -1, -2, -3
 
 
 def style(fun: Any, function: Any, name: str) -> int | None:
-    """Returns how a rule is called, if its code alone tells: ALONE, ANY, or the number of arguments before upstream.
+    """Returns how a rule is called, if its code tells: ALONE, ANY, EACH, or the number of arguments before upstream.
 
-    It is read once for each code. In the last two cases upstream is given by name. Warns if `function` asks an argument
-    for `requires_grad`.
+    It is read once for each code. After arguments, upstream is given by name. Warns if `function` asks an argument for
+    `requires_grad`.
     """
     while type(fun) is FunctionType and fun.__dict__:
         # As `inspect.signature` does: a wrapper such as `torch.no_grad()(rule)` has the signature of what it wraps.
@@ -53,7 +54,11 @@ def traced_style(rule: Rule) -> int | None:
 
 def _style(fun: Any) -> int | None:
     found = signature.from_code(fun)
-    return _of_code(fun.__code__, "variables" in {**found.defaults(), **found.keyword_defaults()})
+    optional = {**found.defaults(), **found.keyword_defaults()}
+    is_short = not (optional or found.keyword_only or found.varargs or found.varkw)
+    if is_short and len(found.positional) > 1 and {*found.positional}.isdisjoint((*signature.EXTRAS, "upstream")):
+        return EACH
+    return _of_code(fun.__code__, "variables" in optional)
 
 
 # As a constant, because torch.compile would trace all that reads a signature, in each call of a decorated function.

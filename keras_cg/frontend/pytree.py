@@ -28,11 +28,14 @@ def flatten(value: Any, backend: Backend, is_tensor: Callable[[Any], bool] | Non
 
     `is_tensor` says what is a tensor, if that is another question than the backend's.
     """
-    is_tensor = is_tensor or backend.is_tensor
-    if type(value) is tuple:
-        if all([is_tensor(part) or isinstance(part, LEAVES) for part in value]):
+    is_tensor, kind = is_tensor or backend.is_tensor, type(value)
+    if kind is tuple:
+        for part in value:
+            if not isinstance(part, LEAVES) and (type(part) in _CONTAINERS or not is_tensor(part)):
+                break
+        else:
             return Tree(list(value))
-    elif is_tensor(value):
+    elif kind not in _CONTAINERS and is_tensor(value):
         return Single([value])
     # Here, because it imports optree: see `containers`.
     import keras_cg.frontend.containers as containers
@@ -40,6 +43,8 @@ def flatten(value: Any, backend: Backend, is_tensor: Callable[[Any], bool] | Non
     return containers.flatten(value, backend, is_tensor)
 
 
+# What holds tensors, and is none.
+_CONTAINERS = frozenset({dict, list, tuple})
 # What a call has most often beside tensors.
 _STATIC = frozenset({type(None), bool, int, float, str})
 

@@ -14,7 +14,7 @@ from keras_cg.engine.functions import innermost, keeps_state
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.world import World
 from keras_cg.frontend import config, conventions, messages, signature, tracebacks
-from keras_cg.frontend.conventions import ALONE, Convention
+from keras_cg.frontend.conventions import ALONE, EACH, Convention
 from keras_cg.frontend.function import FlatFunction
 from keras_cg.frontend.gradients import Spec, check_variables, collect
 from keras_cg.frontend.tree import SINGLE, Tree
@@ -90,14 +90,16 @@ class Rule(FlatFunction):
             values = arguments if self.nest is None else self.positional(*self.bind(tuple(arguments)))
         if style is None or variables:
             return self._by_signature(cotangents, variables, needs_grad, tuple(values), outputs)
-        upstream = cotangents[0] if tree is SINGLE else tree.unflatten(upstreams_of(backend, tree, cotangents))
+        upstreams = cotangents if tree is SINGLE else upstreams_of(backend, tree, cotangents)
+        upstream = cotangents[0] if tree is SINGLE else style != EACH and tree.unflatten(upstreams)
         if self.world is not None or config.this.known is not backend:
-            args, kwargs = ((upstream,), {}) if style == ALONE else (values, {"upstream": upstream})
+            args = upstreams if style == EACH else (upstream,) if style == ALONE else values
+            kwargs = {} if style in (ALONE, EACH) else {"upstream": upstream}
             result = self.in_world(config.under, backend, self.rule, args, kwargs)
         elif style == ALONE:
             result = self.rule(upstream)
         else:
-            result = self.rule(*values, upstream=upstream)
+            result = self.rule(*upstreams) if style == EACH else self.rule(*values, upstream=upstream)
         gradients, tensors = result if type(result) is tuple else (result,), self.tensors
         if self.nest is not None and tensors:
             gradients = self.static.tensors_of(gradients)

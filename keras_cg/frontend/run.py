@@ -10,10 +10,10 @@ from keras_cg.engine import world
 from keras_cg.engine.functions import UNREAD
 from keras_cg.engine.world import World, are_data, only_reads
 from keras_cg.frontend import conventions
-from keras_cg.frontend.conventions import ALONE, ANY
+from keras_cg.frontend.conventions import ALONE, ANY, EACH
 from keras_cg.frontend.function import checked_pair
 from keras_cg.frontend.rule import Rule
-from keras_cg.frontend.tree import SINGLE
+from keras_cg.frontend.tree import SINGLE, Tree
 
 
 class Run(Rule):
@@ -167,9 +167,14 @@ class Run(Rule):
         if self.kwargs and style != ALONE:
             self.args = self.positional(self.args, dict(self.kwargs))
         self.count = count = len(self.args)
-        if self.scope is None and style in (ALONE, ANY, count):
+        if style == EACH:
+            # By its signature, if the output has something else than one tensor for each parameter.
+            tree, code = self.tree, None if self.known is None else self.known.code
+            is_told = code is not None and len(tree.leaves) == len(tree.places) == code.co_argcount
+            style = EACH if is_told and type(tree) is Tree else None
+        if self.scope is None and style in (ALONE, ANY, EACH, count):
             self.style = style
-        if style == ALONE:
+        if style in (ALONE, EACH):
             self.args = ()
         elif style is None:
             gets_arguments, self.takes_output = conventions.asks(self.rule, self.user)

@@ -132,8 +132,8 @@ class Attached(torch.autograd.Function):
         ctx.call = call
         ctx.save_for_backward(*tensors, *residuals)
         if call.is_simple:
-            # A rule that captures the output would be in a reference cycle through the output's node.
-            return (outputs[0].detach(),)
+            # A rule that captures an output would be in a reference cycle through the output's node.
+            return tuple([output.detach() for output in outputs])
         sharing = {storage_of(tensor): tensor for tensor in tensors[: call.number]}
         sharing.pop(0, None)
         results = []

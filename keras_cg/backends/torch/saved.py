@@ -60,7 +60,7 @@ class SavedCall:
         storages: Where the memory of the arguments and outputs begins, if they are all watched.
         facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         autocasts: The autocast of the first run, if there was one.
-        is_simple: Whether there is one output, which is floating, has memory of its own, and is not saved.
+        is_simple: Whether each output is floating, has memory of its own, and is not saved.
         is_direct: Whether the rule needs nothing that is saved.
         outputs: How many outputs are saved, which is all or none: for a rule that takes them.
         reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes
@@ -91,20 +91,26 @@ class SavedCall:
         """
         self.run, self.number, self.watched = run, len(tensors), inputs
         is_closed, takes_output = run.is_closed, run.takes_output
-        residuals, found, pointer = [], None, 0
+        residuals, places = [], {}
+        found: set[int] | None = None
         existing: Collection[int] = ()
-        if run.is_plain and len(outputs) == 1 and type(output := outputs[0]) in plain:
+        if run.is_plain:
             try:
-                found = set()
+                found, is_simple = set(), not takes_output
                 for tensor in tensors:
                     found.add(tensor.data_ptr())
-                pointer = output.data_ptr()
-                if pointer not in found and not output._is_view() and output.is_floating_point():
-                    self.is_simple = not takes_output
-                    self.is_direct = self.is_simple and not run.args
-                self.found = found
+                for output in outputs:
+                    if type(output) not in plain:
+                        found = None
+                        break
+                    pointer = output.data_ptr()
+                    if pointer in found or pointer in places or output._is_view() or not output.is_floating_point():
+                        is_simple = False
+                    places[pointer] = output
+                else:
+                    self.found, self.is_simple, self.is_direct = found, is_simple, is_simple and not run.args
             except RuntimeError:  # a sparse tensor has no place in memory
-                pass
+                found = None
         if run.existing:
             existing = {id(tensor) for tensor, _ in run.existing}
             both = [(tensor, before, version(tensor)) for tensor, before in run.existing]
@@ -117,10 +123,10 @@ class SavedCall:
             if kind in plain or (kind not in _ALONE and isinstance(part, torch.Tensor)):
                 try:
                     before = part._version
-                    if found is not None and part.data_ptr() == pointer:
+                    if found is not None and (pointer := part.data_ptr()) in places:
                         found.add(pointer)
                         # As for `output.data`, which does not tell that the output is changed.
-                        is_closed = is_closed and part is output
+                        is_closed = is_closed and part is places[pointer]
                 except RuntimeError:  # an inference tensor, or a sparse one
                     before = version(part)
                 if not existing or id(part) not in existing:
