@@ -166,6 +166,56 @@ def test_one_upstream_each_of_an_output_with_a_static_leaf(backend, rule):
     assert float(pullback((1.0, 10.0, None))[0]) == 7 * 1 + 5 * 10
 
 
+# Rules with two parameters that the function defines itself, whose code says nearly all; upstream is 1 and 10.
+DEFINED_INSIDE = {
+    "beside a static leaf": (
+        lambda x: ((2 * x, "static", 3 * x), lambda one, two: 7 * one + 5 * two),
+        (1.0, None, 10.0),
+    ),
+    "after an argument": (
+        lambda x: ((2 * x, 3 * x), lambda x, upstream: 7 * upstream[0] + 5 * upstream[1] + 0 * x),
+        (1.0, 10.0),
+    ),
+    "beside what is needed": (
+        lambda x: ((2 * x, 3 * x), lambda both, needs_input_grad: 7 * both[0] + 5 * both[1]),
+        (1.0, 10.0),
+    ),
+    "beside a default": (lambda x: ((2 * x, 3 * x), lambda both, k=5: 7 * both[0] + k * both[1]), (1.0, 10.0)),
+    "by name": (
+        lambda x, k=1: ((2 * x, 3 * x), lambda x, k, *, upstream: 7 * upstream[0] + 5 * upstream[1] + 0 * x),
+        (1.0, 10.0),
+    ),
+    "one each": (lambda x: ((2 * x, 3 * x), lambda one, two: 7 * one + 5 * two), (1.0, 10.0)),
+}
+
+
+@pytest.mark.parametrize("name", DEFINED_INSIDE)
+def test_two_parameters_of_a_rule_that_the_function_defines(backend, name):
+    fun, upstream = DEFINED_INSIDE[name]
+    for _ in range(3):  # the first call reads the code
+        _, pullback = vjp(custom_gradient(fun), 1.0)
+        assert float(pullback(upstream)[0]) == 7 * 1 + 5 * 10
+
+
+@pytest.mark.parametrize(
+    ("fun", "message"),
+    [
+        (lambda x: ({"b": 2 * x, "a": 3 * x}, lambda one, two: 7 * one + 5 * two), "one by one, but its keys were not"),
+        (lambda x: ((x, x, x), lambda one, two: 7 * one + 5 * two), "no calling convention fits"),
+    ],
+    ids=["unsorted keys", "three outputs"],
+)
+def test_two_parameters_that_fit_no_output(backend, fun, message):
+    def pulled(fun):
+        output, pullback = vjp(custom_gradient(fun), ops.asarray(1.0))
+        return pullback(output)
+
+    for _ in range(3):
+        # Together: JAX calls the rule when it makes the pullback.
+        with pytest.raises(TypeError, match=message):
+            pulled(fun)
+
+
 def test_a_rule_whose_further_parameters_have_defaults(backend):
     """It gets one upstream, a nest, where two outputs suggest two; an error says so, at each call, and nothing else."""
     one = ops.asarray([1.0, 2.0])

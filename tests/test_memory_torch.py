@@ -545,3 +545,106 @@ def test_a_gradient_that_is_the_output_is_a_copy(torch, way):
     y = compiled(x)
     torch.autograd.grad(y.sum(), x)[0].zero_()
     np.testing.assert_allclose(y.detach(), 3 * X)
+
+
+# An argument that the rule does not read, and its change in place.
+KINDS = {
+    "dense": (lambda torch: torch.ones(3), lambda s: s.add_(1)),
+    "COO": (lambda torch: torch.ones(3).to_sparse(), lambda s: s.mul_(3)),
+    "CSR": (lambda torch: torch.eye(3).to_sparse_csr(), lambda s: s.values().mul_(3)),
+    "jagged": (lambda torch: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), lambda s: s.mul_(3)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_an_argument_that_the_rule_does_not_read_may_change(torch, kind):
+    make, change = KINDS[kind]
+    f = custom_gradient(lambda s, x: (x * 2, lambda upstream: (None, 7 * upstream)))
+    s, x = make(torch), leaf([1.0, 2.0])
+    y = f(s, x)
+    change(s)
+    np.testing.assert_allclose(gradient(y, x), [7.0, 7.0])
+
+
+@pytest.mark.parametrize("kind", ["slices", "the same twice", "a view of the other"])
+def test_outputs_that_share_memory_do_not_change_with_each_other(torch, kind):
+    """Each gradient is that of the value that the output has."""
+
+    @custom_gradient
+    def f(x):
+        t = x * 1
+        outputs = {"slices": (t[:2], t[1:]), "the same twice": (t, t), "a view of the other": (t, t.view(3))}[kind]
+
+        def grad(one, two):
+            if kind != "slices":
+                return 7 * one + 11 * two
+            zero = torch.zeros(1)
+            return 7 * torch.cat([one, zero]) + 11 * torch.cat([zero, two])
+
+        return outputs, grad
+
+    for place, slope in enumerate((7.0, 11.0)):
+        x = leaf([1.0, 2.0, 3.0])
+        outputs = f(x)
+        known = outputs[1 - place].detach().clone()
+        outputs[place].mul_(2)
+        np.testing.assert_allclose(outputs[1 - place].detach(), known)
+        found = gradient(outputs[1 - place], x)
+        np.testing.assert_allclose(found[found != 0], np.full(len(known), 18 - slope))
+        x = leaf([1.0, 2.0, 3.0])
+        outputs = f(x)
+        outputs[place].mul_(2)
+        found = gradient(outputs[place], x)
+        np.testing.assert_allclose(found[found != 0], np.full(len(known), 2 * slope))
+
+
+WAYS = {
+    "recorded": lambda torch, f, x: torch.autograd.grad(f(x), x, create_graph=True)[0],
+    "torch.func": lambda torch, f, x: torch.func.grad(f)(x.detach()),
+    "jacrev": lambda torch, f, x: torch.func.jacrev(f)(x.detach()),
+    "compiled": lambda torch, f, x: torch.autograd.grad(torch.compile(f, backend="aot_eager")(x), x)[0],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gradient_that_is_the_argument_is_a_copy(torch, way):
+    decay = custom_gradient(lambda x: ((x * x).sum() / 2, lambda upstream: x))
+    x = leaf([1.0, 2.0])
+    found = WAYS[way](torch, decay, x)
+    with torch.no_grad():
+        found.mul_(100)
+    np.testing.assert_allclose(x.detach(), [1.0, 2.0])
+    np.testing.assert_allclose(found.detach(), [100.0, 200.0])
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_sparse_gradient_that_is_the_argument_is_a_copy(torch, is_recorded):
+    f = custom_gradient(lambda s: (torch.sparse.sum(s * s) / 2, lambda upstream: s))
+    s = torch.tensor([1.0, 0.0, 2.0]).to_sparse().requires_grad_()
+    (found,) = torch.autograd.grad(f(s), s, create_graph=is_recorded)
+    with torch.no_grad():
+        found.mul_(100)
+    np.testing.assert_allclose(s.detach().to_dense(), [1.0, 0.0, 2.0])
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("kind", ["number", "tensor"])
+def test_a_checkpoint_of_what_has_changed_since(torch, kind):
+    class Owner:
+        n = 2.0
+
+        @custom_gradient
+        def fun(self, x):
+            k = self.n
+            m = k if kind == "number" else k * torch.ones(2)
+            return x * 1, lambda upstream: 7 * upstream * m
+
+    owner, x = Owner(), leaf([1.0, 3.0])
+    y = torch.utils.checkpoint.checkpoint(owner.fun, x, use_reentrant=False)
+    owner.n = 5.0
+    if kind == "number":
+        with pytest.raises(RuntimeError, match="its rule is not that of the first run"):
+            gradient(y, x)
+    else:
+        np.testing.assert_allclose(gradient(y, x), [35.0, 35.0])  # the first run says 14

@@ -55,8 +55,8 @@ def traced_style(rule: Rule) -> int | None:
 def _style(fun: Any) -> int | None:
     found = signature.from_code(fun)
     optional = {**found.defaults(), **found.keyword_defaults()}
-    is_short = not (optional or found.keyword_only or found.varargs or found.varkw)
-    if is_short and len(found.positional) > 1 and {*found.positional}.isdisjoint((*signature.EXTRAS, "upstream")):
+    is_each = len(found.positional) > 1 and {*found.names()}.isdisjoint((*signature.EXTRAS, "upstream"))
+    if is_each and not optional:
         return EACH
     return _of_code(fun.__code__, "variables" in optional)
 

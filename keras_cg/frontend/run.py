@@ -166,13 +166,13 @@ class Run(Rule):
         """Notes how a rule is called that gets more than upstream alone."""
         if self.kwargs and style != ALONE:
             self.args = self.positional(self.args, dict(self.kwargs))
-        self.count = count = len(self.args)
+        self.count = len(self.args)
         if style == EACH:
             # By its signature, if the output has something else than one tensor for each parameter.
             tree, code = self.tree, None if self.known is None else self.known.code
             is_told = code is not None and len(tree.leaves) == len(tree.places) == code.co_argcount
             style = EACH if is_told and type(tree) is Tree else None
-        if self.scope is None and style in (ALONE, ANY, EACH, count):
+        if self.scope is None and style in (ALONE, ANY, EACH, self.count):
             self.style = style
         if style in (ALONE, EACH):
             self.args = ()

@@ -171,3 +171,9 @@ def test_containers_of_autograd(backend):
         return ops.sum(out["a"]) + 3 * ops.sum(out["b"][0])
 
     np.testing.assert_allclose(autograd.grad(loss)(X), 7 * X + 15)
+
+
+def test_an_upstream_that_is_a_number_of_python():
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    pullback, _ = autograd.make_vjp(f)(3.0)
+    assert float(pullback(2.0)) == 14.0

@@ -400,3 +400,27 @@ def test_a_hessian_of_torch_autograd_functional(eager, torch, name):
     f = custom_gradient(squared)
     found = torch.autograd.functional.hessian(lambda x: f(x).sum(), eager.tensor(X), **HESSIANS[name])
     np.testing.assert_allclose(found.detach(), np.diag(14 * X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("left", ["grad", "grad of grad", "vmap"])
+def test_an_object_that_holds_a_tensor_of_a_transform_that_is_over(eager, torch, left):
+    class Owner:
+        part = None
+
+        @custom_gradient
+        def fun(self, x):
+            k = 7 if self.part is None else 11
+            return x * x, lambda upstream: upstream * k * x
+
+    owner, one = Owner(), torch.tensor(3.0)
+
+    def leave(x):
+        owner.part = x * 1
+        return x * 1
+
+    made = {"grad": torch.func.grad, "grad of grad": lambda fun: torch.func.grad(torch.func.grad(fun))}
+    made.get(left, lambda fun: lambda x: torch.func.vmap(fun)(x[None]))(leave)(one)
+    assert float(torch.func.grad(owner.fun)(one)) == 33.0
+    assert float(torch.func.grad(torch.func.grad(owner.fun))(one)) == 11.0
+    assert torch.func.vmap(torch.func.grad(owner.fun))(one[None]).tolist() == [33.0]
+    assert float(torch.func.jvp(owner.fun, (one,), (one,))[1]) == 99.0

@@ -61,7 +61,8 @@ class SavedCall:
         `ans` is what the primitive returned, if the rule takes the output.
         """
         arriving = iter((upstream,) if self.floating.count(True) == 1 else upstream)
-        cotangents = [conjugate(next(arriving)) if is_real else None for is_real in self.floating]
+        # The caller's own may be a number of Python.
+        cotangents = [conjugate(asarray(next(arriving))) if is_real else None for is_real in self.floating]
         outer = max([parent._trace for parent in parents if isinstance(parent, Box)], default=-1)
         level = min([level for level in self.levels if level > outer])
         is_over = trace_stack.top < level

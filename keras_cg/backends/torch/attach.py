@@ -136,16 +136,19 @@ class Attached(torch.autograd.Function):
             return tuple([output.detach() for output in outputs])
         sharing = {storage_of(tensor): tensor for tensor in tensors[: call.number]}
         sharing.pop(0, None)
-        results = []
+        results, known = [], set()
         for output in outputs:
-            base = sharing.get(storage_of(output))
+            storage = storage_of(output)
+            base = sharing.get(storage)
             if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
                 # A view of the argument for autograd, which then notices a change in place of either.
                 result = base.as_strided(output.size(), output.stride(), output.storage_offset())
-            elif call.outputs and output.is_inference():
-                result = output.clone()  # autograd cannot save an inference tensor
+            elif (call.outputs and output.is_inference()) or storage in known:
+                # autograd cannot save an inference tensor, nor notice a change in place of another output.
+                result = output.clone()
             else:
                 result = output.detach()
+            known |= {storage} - {0}
             results.append(result)
         ctx.mark_non_differentiable(*integers(results))
         if call.outputs:
@@ -199,8 +202,7 @@ class Attached(torch.autograd.Function):
             if "One of the differentiated Tensors does not require grad" not in str(error):
                 raise
             raise messages.detached_argument(call.run.name) from error
-        if not is_recorded or call.outputs:
-            gradients = call.copied(gradients)
+        gradients = call.copied(gradients, arguments or ())
         if not keeps_graph():
             # The function, too: a variable from outside may lead to the output, and so to this node.
             ctx.call = None

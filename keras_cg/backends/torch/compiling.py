@@ -96,7 +96,12 @@ class _Compiling(torch.autograd.Function):
             saved = ctx.saved_tensors
             outputs = saved[len(saved) - ctx.saved_count :]
         gradients, _ = ctx.pullback(cotangents, (), ctx.needs_grad, None, outputs)
-        if ctx.saved_count:
-            # It may be the output itself, and a gradient belongs to the caller.
-            gradients = [None if each is None else each.clone() for each in gradients]
-        return (None, None, None, None, None, *[None] * ctx.count, *gradients)
+        results = []
+        for gradient in gradients:
+            # A gradient belongs to the caller, and this may be an argument or an output itself.
+            is_own = ctx.saved_count > 0
+            for tensor in ctx.pullback.tensors:
+                if tensor is gradient:
+                    is_own = True
+            results.append(gradient.clone() if is_own and gradient is not None else gradient)
+        return (None, None, None, None, None, *[None] * ctx.count, *results)

@@ -91,6 +91,7 @@ class SavedCall:
         """
         self.run, self.number, self.watched = run, len(tensors), inputs
         is_closed, takes_output = run.is_closed, run.takes_output
+        self.is_direct = not run.args and not takes_output
         residuals, places = [], {}
         found: set[int] | None = None
         existing: Collection[int] = ()
@@ -100,15 +101,12 @@ class SavedCall:
                 for tensor in tensors:
                     found.add(tensor.data_ptr())
                 for output in outputs:
-                    if type(output) not in plain:
-                        found = None
-                        break
                     pointer = output.data_ptr()
                     if pointer in found or pointer in places or output._is_view() or not output.is_floating_point():
                         is_simple = False
                     places[pointer] = output
                 else:
-                    self.found, self.is_simple, self.is_direct = found, is_simple, is_simple and not run.args
+                    self.found, self.is_simple = found, is_simple
             except RuntimeError:  # a sparse tensor has no place in memory
                 found = None
         if run.existing:
@@ -188,7 +186,7 @@ class SavedCall:
             other.check_outline(inputs, residuals, self.facts, gradients)
         return fun(*inputs)[1] if other.is_used_up else other
 
-    def copied(self, gradients: Sequence[Any]) -> Sequence[Any]:
+    def copied(self, gradients: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Sequence[Any]:
         """Copies each gradient that shares its memory with an argument, an output or a tensor of the rule.
 
         autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
@@ -204,8 +202,10 @@ class SavedCall:
                 pass
         if self.storages is None:
             self.storages = {storage_of(tensor) for tensor, _ in self.watched} - {0}
-        storages = self.storages
-        return [each.clone() if each is not None and storage_of(each) in storages else each for each in gradients]
+        # By identity, too, for what has no storage, as a sparse tensor.
+        known = self.storages.union(map(id, arguments), [id(tensor) for tensor, _ in self.watched])
+        is_known = [each is not None and not known.isdisjoint((storage_of(each), id(each))) for each in gradients]
+        return [each.clone() if is_own else each for each, is_own in zip(gradients, is_known, strict=True)]
 
     def outputs_of(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         """Returns the outputs, which are the last of `tensors`, for a rule that takes them."""
