@@ -296,14 +296,12 @@ _SMALL = (
 _NESTS = "optree flattens the arguments and the output, and what the rule gets and returns."
 _OF_NUMPY = "NumPy takes a microsecond for 8 numbers, and each frame of ours a part of one."
 REASONS: tuple[tuple[str, str], ...] = (
-    ("jax, log1pexp, 1,000,000", "The programs have the same operations; the quartiles lie on both sides of 1."),
     ("torch, log1pexp, 8 numbers: call", "The function may capture something, which only its outputs show."),
     ("torch, log1pexp, 8 numbers: aot_eager", _GUARDS),
     ("torch, log1pexp, 8 numbers: inductor", _GUARDS),
     ("torch, two in two out in a nest: aot_eager", _GUARDS),
     ("torch, two in two out", _NESTS),
     ("torch, a dict", _NESTS),
-    ("torch, a nest", "Each leaf is detached, and its version and its gradient are checked."),
     ("torch, a rule under no_grad", "The wrapper is looked through to the rule in it, at each call."),
     ("torch, a chain of 100 calls", "Dynamo traces our frames in each call; a program is traced once."),
     ("torch, second order", "The function runs again, and its rule is compared with the first."),

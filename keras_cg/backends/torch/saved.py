@@ -101,6 +101,9 @@ class SavedCall:
                 for tensor in tensors:
                     found.add(tensor.data_ptr())
                 for output in outputs:
+                    if type(output) not in plain:
+                        found = None
+                        break
                     pointer = output.data_ptr()
                     if pointer in found or pointer in places or output._is_view() or not output.is_floating_point():
                         is_simple = False
