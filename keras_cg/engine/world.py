@@ -47,6 +47,8 @@ from keras_cg.engine.reach import (
 from keras_cg.engine.references import MISSING, TABLES, dict_of, is_module, near
 from keras_cg.engine.turns import Entry, Turn, contents, read, write
 
+_FUNCTIONS = (FunctionType, MethodType)
+
 
 class World:
     """The variables and attributes of one run, as it found and as it left them.
@@ -190,8 +192,9 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     Returns also what the rule holds, by a quick look; whether all that it can read is data; and the facts of a rule
     that the run has defined and that holds data and helpers alone.
     """
-    # A method has the code of its function.
-    frame = known_facts.get(id(getattr(function, "__code__", None)))
+    # A method has the code of its function; no other object is asked.
+    code = getattr(function, "__code__", None) if type(function) in _FUNCTIONS else None
+    frame = known_facts.get(id(code))
     if frame is not None and type(rule) is FunctionType:
         own = _in_a_context(rule) if rule.__dict__ else rule
         known = frame.inner.get(id(own.__code__))

@@ -226,6 +226,31 @@ def by_a_default(x):
     return x * 1, lambda upstream, rule=SHARED["rule"]: rule(upstream)
 
 
+class Asked:
+    """A function that notes what it is asked for, by itself and as a method of a number."""
+
+    def __init__(self):
+        self.names = []
+
+    def __getattr__(self, name):
+        self.names.append(name)
+        raise AttributeError(name)
+
+    def __call__(self, *args):
+        return args[-1] * 1, lambda upstream: 7 * upstream
+
+
+@pytest.mark.parametrize("is_method", [False, True])
+def test_an_object_is_not_asked_for_attributes(eager, is_method):
+    owner = Asked()
+    fun = custom_gradient(types.MethodType(owner, 1) if is_method else owner)
+    for _ in range(3):
+        owner.names.clear()
+        assert gradient_of_the_first(eager, [fun]) == [7.0]
+        # AutoGraph of TensorFlow asks.
+        assert is_method or eager.name == "tensorflow" or not owner.names
+
+
 @pytest.mark.parametrize("fun", [from_a_global, by_a_default])
 def test_a_variable_of_a_rule_that_a_global_leads_to(eager, fun):
     one, pullbacks = eager.tensor(np.float32(1.0)), []
