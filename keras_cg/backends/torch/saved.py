@@ -114,8 +114,7 @@ class SavedCall:
                 found = None
         if run.existing:
             existing = {id(tensor) for tensor, _ in run.existing}
-            both = [(tensor, before, version(tensor)) for tensor, before in run.existing]
-            self.written, run.existing = [(tensor, after) for tensor, before, after in both if after != before], ()
+            self.note_written(run)
         parts = [*run.residuals]
         if run.args and run.args is not run.tensors:
             parts += run.args
@@ -140,6 +139,11 @@ class SavedCall:
             self.watch(tensors, outputs)
         self.cells = len(self.watched)
         self.watched += residuals
+
+    def note_written(self, run: Any) -> None:
+        """Notes which of the tensors that existed before the run has written to."""
+        both = [(tensor, before, version(tensor)) for tensor, before in run.existing]
+        self.written, run.existing = [(tensor, after) for tensor, before, after in both if after != before], ()
 
     def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Notes the outputs, too, for a rule that may reach them by something that it holds."""

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 import torch.utils._pytree as pytree
 from torch._C import _functorch as functorch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_clear_interpreter_stack
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
@@ -138,6 +138,19 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     answers = iter((False,))
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda part: next(answers, True))
     return parts, lambda parts: pytree.tree_unflatten(parts, spec)
+
+
+def is_alive(tensor: torch.Tensor) -> bool:
+    """Whether each level that a tensor belongs to is open; a new one has the number of one that is over."""
+    vmaps = [
+        each.level() for each in retrieve_all_functorch_interpreters() if each.key() == functorch.TransformType.Vmap
+    ]
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        is_batched = functorch.is_batchedtensor(tensor)
+        if functorch.maybe_get_level(tensor) not in vmaps if is_batched else unwrap_if_dead(tensor) is not tensor:
+            return False
+        tensor = functorch.get_unwrapped(tensor)
+    return True
 
 
 def is_compiling() -> bool:

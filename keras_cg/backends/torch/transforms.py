@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from keras_cg.backends.torch.tensors import (
     describe,
     integers,
+    is_alive,
     is_captured,
     is_floating,
     probe,
@@ -64,11 +65,12 @@ def with_transforms(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]
     known = operands.known.keys() | operands.captured.keys()
     # What only the rule reads would be a dead wrapper where it runs after its level is over.
     wrapped = _wrapped_near([*fun.closed_over(), *pullback.closed_over()])
-    captured += [each for each in wrapped if id(each) not in known and _is_alive(each)]
+    captured += [each for each in wrapped if id(each) not in known and is_alive(each)]
     extras = {"outputs": outputs} if pullback.takes_output else {}
     probed = functools.partial(probe, outputs, [captured[place] for place in variables], None, **extras)
-    first = pullback.outline(inputs, probed)
-    call = _SavedCall(fun, first, captured, variables, outputs, len(outputs) if extras else 0)
+    call = _SavedCall(
+        fun, pullback.outline(inputs, probed), captured, variables, outputs, len(outputs) if extras else 0
+    )
     results = [output.detach() for output in _batched(outputs, (*tensors, *captured))]
     return _Transformed.apply(call, *results, *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -148,9 +150,8 @@ class _SavedCall:
                 _, pullback = self.fun(*saved[:count])
             gradients, others = pullback(cotangents, variables, needs_grad, **extras)
         # A gradient belongs to the caller, and this may be an argument or an output itself.
-        own = {*map(id, saved)}
-        is_own = [each is not None and (self.outputs > 0 or id(each) in own) for each in gradients]
-        gradients = [each.clone() if is_it else each for each, is_it in zip(gradients, is_own, strict=True)]
+        own = {*map(id, saved), *map(id, gradients if self.outputs else ())} - {id(None)}
+        gradients = [each.clone() if id(each) in own else each for each in gradients]
         hidden = [describe(each) for each in operands.captured.values() if _is_batched_or_dead(each)]
         if hidden:
             raise messages.hidden_in_rule(self.fun.name, hidden[0])
@@ -199,17 +200,6 @@ def _is_batched_or_dead(tensor: torch.Tensor) -> bool:
             return True
         tensor = functorch.get_unwrapped(tensor)
     return False
-
-
-def _is_alive(tensor: torch.Tensor) -> bool:
-    """Whether each level that a tensor belongs to is open; a new one has the number of one that is over."""
-    vmaps = [each.level() for each in retrieve_all_functorch_interpreters() if each.key() == TransformType.Vmap]
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        is_batched = functorch.is_batchedtensor(tensor)
-        if functorch.maybe_get_level(tensor) not in vmaps if is_batched else unwrap_if_dead(tensor) is not tensor:
-            return False
-        tensor = functorch.get_unwrapped(tensor)
-    return True
 
 
 def _alive(tensors: Tensors) -> list[torch.Tensor]:
