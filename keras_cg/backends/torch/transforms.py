@@ -68,9 +68,8 @@ def with_transforms(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]
     captured += [each for each in wrapped if id(each) not in known and is_alive(each)]
     extras = {"outputs": outputs} if pullback.takes_output else {}
     probed = functools.partial(probe, outputs, [captured[place] for place in variables], None, **extras)
-    call = _SavedCall(
-        fun, pullback.outline(inputs, probed), captured, variables, outputs, len(outputs) if extras else 0
-    )
+    first, saved = pullback.outline(inputs, probed), len(outputs) if extras else 0
+    call = _SavedCall(fun, first, captured, variables, outputs, saved)
     results = [output.detach() for output in _batched(outputs, (*tensors, *captured))]
     return _Transformed.apply(call, *results, *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
 
