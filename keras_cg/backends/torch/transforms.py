@@ -151,9 +151,8 @@ class _SavedCall:
         # A gradient belongs to the caller, and this may be an argument or an output itself.
         own = {*map(id, saved), *map(id, gradients if self.outputs else ())} - {id(None)}
         gradients = [each.clone() if id(each) in own else each for each in gradients]
-        hidden = [describe(each) for each in operands.captured.values() if _is_batched_or_dead(each)]
-        if hidden:
-            raise messages.hidden_in_rule(self.fun.name, hidden[0])
+        for hidden in filter(_is_batched_or_dead, operands.captured.values()):
+            raise messages.hidden_in_rule(self.fun.name, describe(hidden))
         by_place = dict(zip(self.variables, others, strict=True))
         return [*gradients, *map(by_place.get, range(len(captured)))]
 
