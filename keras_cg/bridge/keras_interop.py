@@ -51,6 +51,6 @@ def unwrap(leaf: Any) -> Any:
 
 def is_symbolic(leaves: Sequence[Any]) -> bool:
     """Whether there is a placeholder of Keras's functional API among some leaves."""
-    keras: Any = sys.modules.get("keras")
-    symbolic = None if keras is None else getattr(keras, "KerasTensor", None)
+    module = keras()
+    symbolic = None if module is None else getattr(module, "KerasTensor", None)
     return symbolic is not None and any(isinstance(leaf, symbolic) for leaf in leaves)

@@ -90,16 +90,15 @@ class Rule(FlatFunction):
             values = arguments if self.nest is None else self.positional(*self.bind(tuple(arguments)))
         if style is None or variables:
             return self._by_signature(cotangents, variables, needs_grad, tuple(values), outputs)
-        upstreams = cotangents if tree is SINGLE else upstreams_of(backend, tree, cotangents)
-        upstream = cotangents[0] if tree is SINGLE else style != EACH and tree.unflatten(upstreams)
+        args = cotangents if tree is SINGLE else upstreams_of(backend, tree, cotangents)
+        kwargs: dict[str, Any] = {}
+        if style != EACH:
+            upstream = cotangents[0] if tree is SINGLE else tree.unflatten(args)
+            args, kwargs = ((upstream,), kwargs) if style == ALONE else (values, {"upstream": upstream})
         if self.world is not None or config.this.known is not backend:
-            args = upstreams if style == EACH else (upstream,) if style == ALONE else values
-            kwargs = {} if style in (ALONE, EACH) else {"upstream": upstream}
             result = self.in_world(config.under, backend, self.rule, args, kwargs)
-        elif style == ALONE:
-            result = self.rule(upstream)
         else:
-            result = self.rule(*upstreams) if style == EACH else self.rule(*values, upstream=upstream)
+            result = self.rule(*args, **kwargs)
         gradients, tensors = result if type(result) is tuple else (result,), self.tensors
         if self.nest is not None and tensors:
             gradients = self.static.tensors_of(gradients)

@@ -169,8 +169,8 @@ class Run(Rule):
         self.count = len(self.args)
         if style == EACH:
             # By its signature, if the output has something else than one tensor for each parameter.
-            tree, code = self.tree, None if self.known is None else self.known.code
-            is_told = code is not None and len(tree.leaves) == len(tree.places) == code.co_argcount
+            tree, known = self.tree, self.known
+            is_told = known is not None and len(tree.leaves) == len(tree.places) == known.code.co_argcount
             style = EACH if is_told and type(tree) is Tree else None
         if self.scope is None and style in (ALONE, ANY, EACH, self.count):
             self.style = style
