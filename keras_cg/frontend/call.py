@@ -41,8 +41,8 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
 
         tensors = pytree.partition(backend, name, tree, label)
     function = Call(backend, name, fun, len(args)).of(keywords, tree)
-    if found is None:
-        function.whole = {place: values[place] for place in tree.without_tensors()}
+    if empty := tree.without_tensors():
+        function.whole = {place: values[place] for place in empty}
     function.engine, function.is_bare = backend.is_recording(), decorated.is_bare
     if decorated.is_told:
         # The same answer in every run, so that no rule differs by it.

@@ -34,7 +34,7 @@ class Nest(Tree):
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Builds a value of this structure with other leaves."""
-        value = optree.tree_unflatten(self.treespec, leaves)
+        value = self.treespec.unflatten(leaves)
         return _unwrap(value) if self.is_wrapped else value
 
     def tensors_of(self, value: Any) -> Any:
@@ -44,7 +44,7 @@ class Nest(Tree):
         """
         leaves, treespec = optree.tree_flatten(value, **_KIND)
         if treespec == self.treespec:
-            return [leaves[place] for place in self.places]
+            return leaves if len(leaves) == len(self.places) else [leaves[place] for place in self.places]
         left_out = self.without_tensors()
         children = [child for place, child in enumerate(self.treespec.children()) if place not in left_out]
         # Only where every leaf is a tensor: a None among these may stand for a whole pytree.
@@ -53,6 +53,8 @@ class Nest(Tree):
 
     def without_tensors(self) -> Sequence[int]:
         """Returns the places of the parts of a tuple that have no tensor."""
+        if len(self.places) == len(self.leaves) and 0 not in [child.num_leaves for child in self.treespec.children()]:
+            return ()
         found, stop = [], 0
         for part, child in enumerate(self.treespec.children()):
             start, stop = stop, stop + child.num_leaves
@@ -74,6 +76,11 @@ class Nest(Tree):
     def paths(self) -> list[str]:
         """Returns the path to each leaf, as an index expression: `["w"][0]`."""
         return [accessor.codify("") for accessor in optree.treespec_accessors(self.treespec)]
+
+
+def opened(value: Any) -> Nest:
+    """Flattens a value whose containers are all known to optree."""
+    return Nest(*optree.tree_flatten(value, **_KIND), False)
 
 
 def flatten(value: Any, backend: Backend, is_tensor: IsTensor | None = None) -> Nest:

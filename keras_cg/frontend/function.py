@@ -54,18 +54,19 @@ class FlatFunction(Arguments):
         if keras_interop.keras() is not None and keras_scope.is_unscoped():
             self.state = keras_scope.State(self.name, self.backend, is_first=False, is_strict=True)
 
-    def flatten(self, output: Any) -> tuple[list[Any], Tree]:
-        """Returns the tensors of an output, and its static part."""
-        backend = self.backend
-        tree = pytree.flatten(output, backend)
-        return pytree.partition(backend, self.name, tree, output_label), tree
+    def flatten(self, output: Any) -> tuple[Tree, list[Any]]:
+        """Returns the static part of an output, and its tensors."""
+        tree = pytree.flatten(output, self.backend)
+        return tree, pytree.partition(self.backend, self.name, tree, output_label)
 
     def finish(self, results: Sequence[Any]) -> Any:
         """Builds the output from what the backend returns: its tensors, then the changed variables."""
         output: Any = self.output
         if self.state is not None:
-            self.state.settle(tuple(results[len(output.places) :]))
-        return results[0] if output is SINGLE else output.combine(results[: len(output.places)])
+            count = len(output.places)
+            self.state.settle(tuple(results[count:]))
+            results = results[:count]
+        return results[0] if output is SINGLE else output.combine(results)
 
     def closed_over(self) -> list[Any]:
         """Returns what a quick look at the user's function shows: one level, and no search."""

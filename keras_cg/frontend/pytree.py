@@ -6,7 +6,7 @@ A single tensor, and a tuple of tensors and atoms, need no other file. Any other
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -17,7 +17,7 @@ from keras_cg.bridge import keras_interop
 from keras_cg.bridge import messages as keras_messages
 from keras_cg.engine.contract import LEAVES, Backend
 from keras_cg.frontend import config, messages
-from keras_cg.frontend.tree import Single, Tree
+from keras_cg.frontend.tree import SINGLE, Single, Tree
 
 # Names the leaf at a place, for a message.
 Label = Callable[[Tree, int], str]
@@ -49,17 +49,36 @@ _CONTAINERS = frozenset({dict, list, tuple})
 _STATIC = frozenset({type(None), bool, int, float, str})
 
 
-def split(backend: Backend, values: tuple[Any, ...]) -> tuple[Tree, list[Any]] | None:
-    """Flattens and partitions a tuple in one loop; None if it has more than plain tensors, numbers and texts."""
-    plain, tree, tensors = backend.plain, Tree([*values], []), []
-    leaves, places, tree.is_plain = tree.leaves, [], True
-    for place, value in enumerate(values):
-        if type(value) in plain:
+def split(backend: Backend, value: Any) -> tuple[Tree, Sequence[Any]] | None:
+    """Flattens and partitions a plain tensor or a container; None if that has more than such, numbers and texts."""
+    plain, kind = backend.plain, type(value)
+    if kind not in _CONTAINERS:
+        return (SINGLE, (value,)) if kind in plain or backend.is_plain(value) else None
+    is_nested = kind is not tuple
+    # A loop, because Dynamo of torch (2.13) asks for the type of no scalar of NumPy from C.
+    for part in () if is_nested else value:
+        if type(part) in _CONTAINERS:
+            is_nested = True
+            break
+    if is_nested:
+        # Here, because it imports optree: see `containers`.
+        import keras_cg.frontend.containers as containers
+
+        tree: Tree = containers.opened(value)
+    else:
+        tree = Tree([*value])
+    leaves, tree.is_plain = tree.leaves, True
+    if plain.issuperset(map(type, leaves)):
+        tree.leaves, tree.places = [None] * len(leaves), range(len(leaves))
+        return tree, leaves
+    places, tensors = [], []
+    for place, leaf in enumerate(leaves):
+        if type(leaf) not in _STATIC:
+            if type(leaf) not in plain and not backend.is_plain(leaf):
+                return None
             leaves[place] = None
             places.append(place)
-            tensors.append(value)
-        elif type(value) not in _STATIC:
-            return None
+            tensors.append(leaf)
     tree.places = places
     return tree, tensors
 

@@ -9,7 +9,7 @@ from keras_cg.bridge import keras_scope
 from keras_cg.engine import world
 from keras_cg.engine.functions import UNREAD
 from keras_cg.engine.world import World, are_data, only_reads
-from keras_cg.frontend import conventions
+from keras_cg.frontend import conventions, pytree
 from keras_cg.frontend.conventions import ALONE, ANY, EACH
 from keras_cg.frontend.function import checked_pair
 from keras_cg.frontend.rule import Rule
@@ -121,15 +121,11 @@ class Run(Rule):
 
     def _accept(self, pair: Any) -> tuple[Any, ...]:
         """Returns the tensors of the output, and keeps its static part and the rule, of what a run returned."""
-        results: Any
-        if type(pair) is tuple and len(pair) == 2 and self.backend.is_plain(pair[0]) and callable(pair[1]):
-            results, self.rule, self.tree = pair[:1], pair[1], SINGLE
-        else:
-            output, self.rule = checked_pair(self.name, self.user, pair)
-            results, self.tree = self.flatten(output)
+        output, self.rule = checked_pair(self.name, self.user, pair)
+        self.tree, results = pytree.split(self.backend, output) or self.flatten(output)
         if self.output is None:
             self.output = self.tree
-        return results  # type: ignore[no-any-return]
+        return results  # type: ignore[return-value]
 
     def note(self) -> None:
         """Notes what the rule holds and the world of the run, as soon as it is over; a rule may be asked for then."""

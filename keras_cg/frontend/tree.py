@@ -28,7 +28,8 @@ class Tree:
 
     def combine(self, tensors: Sequence[Any]) -> Any:
         """Builds the value with other tensors."""
-        return self.unflatten(_filled(self.leaves, self.places, tensors))
+        is_whole = len(self.places) == len(self.leaves)
+        return self.unflatten(tensors if is_whole else _filled(self.leaves, self.places, tensors))
 
     def blank(self, tensors: Sequence[Any]) -> Any:
         """Builds the value with other tensors, and None in the place of every static leaf."""

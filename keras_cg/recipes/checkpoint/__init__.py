@@ -109,6 +109,6 @@ class OutputFunction(FlatFunction):
 
     def _run(self, *tensors: Any) -> tuple[Any, ...]:
         output, changed, _ = self.run(*self.bind(tensors))
-        results, tree = self.flatten(output)
+        tree, results = self.flatten(output)
         self.output = self.output or tree
         return (*results, *changed)
