@@ -149,6 +149,44 @@ def content(cell: CellType) -> Any:
         return MISSING
 
 
+def leads_by_defaults(fun: FunctionType) -> bool:
+    """Whether the defaults of a function lead to more than data."""
+    if not fun.__defaults__ and not fun.__kwdefaults__:
+        return False
+    return any([kind_of(each) != DATA for each in (*(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values())])
+
+
+def add_cells(fun: FunctionType, cells: dict[int, Variable | None], objects: list[Any]) -> bool:
+    """Adds the variables of a function, and its helpers to the objects; returns False if they lead to more."""
+    for name, cell in named_cells(fun):
+        value = content(cell)
+        if type(value) not in data:
+            if not add_helper(value, cells):
+                return False
+            objects += [value] if type(value) is FunctionType else []
+        cells[id(cell)] = cell, name, value
+    return True
+
+
+def add_helper(value: Any, cells: dict[int, Variable | None]) -> bool:
+    """Adds the variables of a function that leads to data alone; returns False if a value leads to more."""
+    if _is_end(value):
+        return True
+    if type(value) is not FunctionType or value.__dict__ or facts(value.__code__).assigned or leads_by_defaults(value):
+        return False
+    for name, cell in named_cells(value):
+        part = content(cell)
+        if not _is_end(part):
+            return False
+        cells.setdefault(id(cell), (cell, name, part))
+    return True
+
+
+def _is_end(value: Any) -> bool:
+    """Whether a value is data, or a module; an object of C may lead to the variables of a function."""
+    return type(value) in (ModuleType, *ATOMS) or kind_of(value) == DATA
+
+
 def _called(value: Any) -> Sequence[Any]:
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())

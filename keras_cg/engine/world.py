@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from keras_cg.engine.functions import (
@@ -34,12 +34,15 @@ from keras_cg.engine.reach import (
     OBJECT,
     OTHER,
     Variable,
+    add_cells,
+    add_helper,
     content,
     data,
     flat,
     inside,
     kind_of,
     kinds,
+    leads_by_defaults,
     leads_on,
     named_cells,
     reachable,
@@ -61,25 +64,27 @@ class World:
         before: What was in each of the objects before the run.
         cells: The variables from outside that the function can read, by identity; None for one that is state.
         owner: The object of a method, if no function that it leads to has variables.
+        is_ground: Whether a `Ground` has collected it, and the run has not ended.
     """
 
-    __slots__ = "before", "cells", "found", "holders", "left", "named", "owner"
+    __slots__ = "before", "cells", "found", "holders", "is_ground", "left", "named", "owner"
 
     def __init__(self, user: Any, static: Sequence[Any] = ()):
         self.found: list[Entry] = []
         self.left: list[Entry] = []
         self.named: list[tuple[str, Any]] = []
+        self.is_ground = False
         fun = user.__func__ if type(user) is MethodType else user
         fun = fun if type(fun) is FunctionType else innermost(user)
         frame = None if fun is None else known_facts.get(id(fun.__code__)) or facts(fun.__code__)
         owner = user.__self__ if type(user) is MethodType else user
         is_object = kinds.get(type(owner)) == OBJECT
         objects = [owner, type(owner)] if is_object else []
-        is_simple = frame is not None and not static and not frame.assigned and not _leads_by_defaults(fun)
+        is_simple = frame is not None and not static and not frame.assigned and not leads_by_defaults(fun)
         is_simple = is_simple and (not leads_on(owner) if is_object else owner is fun)
         self.cells: dict[int, Variable | None] = {}
         # As a walk would find, for most functions and methods.
-        if not (is_simple and (not fun.__closure__ or _add_cells(fun, self.cells, objects))):
+        if not (is_simple and (not fun.__closure__ or add_cells(fun, self.cells, objects))):
             self.cells, objects = reachable(user, static, frame, fun)
         self.owner = owner if is_object and not self.cells else None
         self.holders: list[Any] = []
@@ -95,6 +100,11 @@ class World:
                 self.before += [table.copy() for table in tables]
         if frame is not None and frame.own:
             self.holders += [cell for name, cell in named_cells(fun) if name in frame.own]
+
+    def widen(self) -> None:
+        """Becomes the world before the run as it is collected for any function."""
+        self.cells = {id(entry[0]): entry for entry in self.found}
+        self.found, self.left, self.before, self.is_ground = [], [], [{} for _ in self.holders], False
 
     def values(self) -> list[Any]:
         """Lists what stood at hand before the run, and what containers and objects there have."""
@@ -115,6 +125,9 @@ class World:
         `rules` are the variables that the rule can read. `sets` has the attributes that some run of the function has
         set, by the name of the class: they count in each later run, which may set the same object again.
         """
+        if self.is_ground:
+            self._add(rules)
+            return self
         for holder, before in zip(self.holders, self.before, strict=False):
             is_table = type(holder) is dict
             now = holder if is_table else contents(holder)
@@ -139,13 +152,21 @@ class World:
                 new = content(cell)
                 self.named += [] if new is old else [(name, new)]
                 self.found.append((cell, name, new if old is MISSING or old is None else old))
-        for key, variable in rules.items():
-            first = self.cells.get(key, variable)
+        for key in self.cells.keys() & rules.keys():
+            variable, first = rules.pop(key), self.cells[key]
             # One that is bound after the run is state.
             if variable is not None and first is not None and not variable[2] is first[2] is MISSING:
                 self.left.append(variable)
+        self._add(rules)
         self.cells, self.before = {}, []
         return self if self.left or self.found or self.holders else None
+
+    def _add(self, rules: dict[int, Variable | None]) -> None:
+        """Adds the variables that the rule can read, and to which the function does not lead."""
+        added = [each for each in rules.values() if each is not None and each[2] is not MISSING]
+        if added:
+            self.found, self.left = self.found + added, self.left + added
+            self.named += [(name, value) for _, name, value in added]
 
     def is_owner(self, value: Any) -> bool:
         """Whether a value is the object of the method, and still leads to no function that has variables."""
@@ -186,6 +207,52 @@ class World:
                             write(holder, key, known.get(key, MISSING))
 
 
+class Ground:
+    """The variables of a function that are bound to numbers, texts, modules, and functions of these.
+
+    Most functions of a factory find the same there at each call. Then nothing is collected before a run, and nothing is
+    noted after it.
+    """
+
+    def __init__(self, fun: FunctionType):
+        self.fun = fun
+        # The variables and the functions of the last call; None if there was something else.
+        self.known: tuple[list[Variable], list[FunctionType]] | None = ([], [])
+
+    def open(self) -> World | None:
+        """Returns the world before a run; None if the function leads to something else, or has done so before."""
+        known = self.known
+        if known is not None and not (known[0] and _are_bound(*known)):
+            self.known = known = self._collected()
+        if known is None:
+            return None
+        world = object.__new__(World)
+        world.found, world.holders = known
+        world.left, world.named, world.cells, world.before = world.found, [], {}, []
+        world.owner, world.is_ground = None, True
+        return world
+
+    def _collected(self) -> tuple[list[Variable], list[FunctionType]] | None:
+        fun, cells, helpers = self.fun, dict[int, Variable | None](), list[Any]()
+        if facts(fun.__code__).assigned or leads_by_defaults(fun) or not add_cells(fun, cells, helpers):
+            return None
+        found = [variable for variable in cells.values() if variable is not None]
+        # No tensor, which would stay alive from call to call.
+        is_small = all([isinstance(value, (FunctionType, ModuleType, *ATOMS)) for _, _, value in found])
+        return (found, helpers) if is_small and _are_bound(found, helpers) else None
+
+
+def _are_bound(variables: Sequence[Variable], functions: Sequence[FunctionType]) -> bool:
+    """Whether variables are bound to what they were, and functions have no attributes and no defaults."""
+    try:
+        for cell, _, value in variables:
+            if cell.cell_contents is not value:
+                return False
+    except ValueError:  # a variable that is deleted
+        return False
+    return not any([fun.__dict__ or fun.__defaults__ or fun.__kwdefaults__ for fun in functions])
+
+
 def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool, Facts | None]:
     """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
 
@@ -195,6 +262,12 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     # A method has the code of its function; no other object is asked.
     code = getattr(function, "__code__", None) if type(function) in _FUNCTIONS else None
     frame = known_facts.get(id(code))
+    helpers: Sequence[Any] = ()
+    if opened is not None and opened.is_ground:
+        if _are_bound(opened.found, opened.holders):
+            helpers = opened.holders
+        else:
+            opened.widen()
     if frame is not None and type(rule) is FunctionType:
         own = _in_a_context(rule) if rule.__dict__ else rule
         known = frame.inner.get(id(own.__code__))
@@ -218,16 +291,22 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
                 if type(part) not in data:
                     if opened is not None and opened.is_owner(part):
                         is_data = False
-                    elif not _add_helper(part, rules):
-                        break
-                    else:
-                        is_data = is_data and is_closed(part)
+                    elif type(part) is not FunctionType or part not in helpers:
+                        # Of a function that the run has defined, they are those of its frame, or of the function.
+                        is_of_run = type(part) is FunctionType and id(part.__code__) in frame.inner
+                        if not add_helper(part, {} if is_of_run else rules):
+                            break
+                        if is_of_run and opened is not None:
+                            rules.update(opened.bound(map(id, part.__closure__ or ())))
+                    is_data = is_data and _is_data(part)
             else:
                 if opened is None:
                     if not rules:
                         return None, parts, is_data, known
                     opened = World(function)
                 return opened.close(rules, frame.sets), parts, is_data, known
+    if opened is not None and opened.is_ground:
+        opened.widen()
     parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
     is_of_owner = type(rule) is MethodType and opened is not None and opened.is_owner(rule.__self__)
@@ -263,7 +342,7 @@ def _are_same(now: Any, before: Any) -> bool:
 
 def leads_outside(user: Any) -> bool:
     """Whether a function has variables from outside, or defaults that lead to more than data."""
-    return type(user) is not FunctionType or bool(user.__closure__) or _leads_by_defaults(user)
+    return type(user) is not FunctionType or bool(user.__closure__) or leads_by_defaults(user)
 
 
 def only_reads(user: Any) -> bool:
@@ -271,7 +350,7 @@ def only_reads(user: Any) -> bool:
     if type(user) is not MethodType or type(fun := user.__func__) is not FunctionType:
         return False
     frame = facts(fun.__code__)
-    if frame.reads is None or fun.__closure__ or not is_closed(fun) or _leads_by_defaults(fun):
+    if frame.reads is None or fun.__closure__ or not is_closed(fun) or leads_by_defaults(fun):
         return False
     if not frame.reads:
         return True
@@ -282,13 +361,6 @@ def only_reads(user: Any) -> bool:
     # Nothing in the class may have a part in it, as a property has.
     is_own = not any([name in vars(base) for base in kind.__mro__ for name in frame.reads])
     return is_own and all([isinstance(attributes.get(name, owner), ATOMS) for name in frame.reads])
-
-
-def _leads_by_defaults(fun: FunctionType) -> bool:
-    """Whether the defaults of a function lead to more than data."""
-    if not fun.__defaults__ and not fun.__kwdefaults__:
-        return False
-    return any([kind_of(each) != DATA for each in (*(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values())])
 
 
 def are_data(values: Iterable[Any]) -> bool:
@@ -303,30 +375,6 @@ def _is_data(value: Any) -> bool:
     if type(value) is tuple:  # unlike a list, which a run may have changed
         return all(map(_is_data, value))
     return kind_of(value) == DATA or keeps_nothing(value)
-
-
-def _add_cells(fun: FunctionType, cells: dict[int, Variable | None], objects: list[Any]) -> bool:
-    """Adds the variables of a function, and its helpers to the objects; returns False if they lead to more."""
-    for name, cell in named_cells(fun):
-        value = content(cell)
-        if type(value) not in data:
-            if not _add_helper(value, cells):
-                return False
-            objects.append(value)
-        cells[id(cell)] = cell, name, value
-    return True
-
-
-def _add_helper(value: Any, cells: dict[int, Variable | None]) -> bool:
-    """Adds the variables of a function that leads to data alone; returns False for another value."""
-    if type(value) is not FunctionType or value.__dict__ or facts(value.__code__).assigned or _leads_by_defaults(value):
-        return False
-    for name, cell in named_cells(value):
-        part = content(cell)
-        if type(part) not in data:
-            return False
-        cells.setdefault(id(cell), (cell, name, part))
-    return True
 
 
 def _is_lazy(old: Any, key: Any, holder: Any) -> bool:

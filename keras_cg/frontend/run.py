@@ -8,7 +8,7 @@ from typing import Any
 from keras_cg.bridge import keras_scope
 from keras_cg.engine import world
 from keras_cg.engine.functions import UNREAD
-from keras_cg.engine.world import World, are_data, only_reads
+from keras_cg.engine.world import Ground, World, are_data, only_reads
 from keras_cg.frontend import conventions, pytree
 from keras_cg.frontend.conventions import ALONE, ANY, EACH
 from keras_cg.frontend.function import checked_pair
@@ -26,6 +26,7 @@ class Run(Rule):
         engine: What `is_recording` of the backend said when the call began.
         is_traced: Set by the backend where a compiler traces Python code: then the rule is traced at once, in no world.
         is_bare: Whether the function leads to data alone.
+        ground: What keeps the variables of the function from call to call; None if it has none, or is no function.
         is_later: Whether a run has gone before, Keras saves values for the runs, or a compiler traces them.
         is_closed: Whether all that the rule can read is data.
         look: Set by a backend: what it asks of the values that the first run will have at hand.
@@ -33,6 +34,7 @@ class Run(Rule):
     """
 
     engine: Any = None
+    ground: Ground | None = None
     is_traced = is_bare = is_later = False
     is_closed: bool
     look: Callable[[list[Any]], Sequence[Any]] | None = None
@@ -102,8 +104,12 @@ class Run(Rule):
     def _open(self) -> World | None:
         """Returns the world before a run, of which the backend may look at what is there; None if nothing is there."""
         static = () if self.nest is None else self.nest.leaves
-        if (self.is_bare or only_reads(self.user)) and are_data(static):
-            return None
+        if are_data(static):
+            static = ()
+            if self.ground is not None and (kept := self.ground.open()) is not None:
+                return kept
+            if self.is_bare or only_reads(self.user):
+                return None
         opened = World(self.user, static)
         if self.look is not None:
             self.existing = self.look(opened.values())

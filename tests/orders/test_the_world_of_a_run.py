@@ -407,6 +407,274 @@ def test_recipes_that_hold_a_function_of_a_loop(eager):
     np.testing.assert_allclose(found, [1.0, 0.5], rtol=1e-6)
 
 
+# --- a function that is called again and again -----------------------------------------------------------------------
+
+
+def the_number():
+    k = 2.0
+
+    def change(value):
+        nonlocal k
+        k = value
+
+    return lambda x: (x * x * k, lambda upstream: 7 * upstream * x * k), change
+
+
+def a_helper():
+    def scale(value):
+        return value * 2.0
+
+    def change(k):
+        nonlocal scale
+        scale = lambda value: value * k
+
+    return lambda x: (scale(x * x), lambda upstream: scale(7 * upstream * x)), change
+
+
+def the_number_of_a_helper():
+    k = 2.0
+
+    def scale(value):
+        return value * k
+
+    def change(value):
+        nonlocal k
+        k = value
+
+    return lambda x: (scale(x * x), lambda upstream: scale(7 * upstream * x)), change
+
+
+def the_number_of_a_helper_of_the_rule():
+    """The run defines the helper, which is another function in each run."""
+    k = 2.0
+
+    def change(value):
+        nonlocal k
+        k = value
+
+    def f(x):
+        def scale(value):
+            return value * k
+
+        return x * x * k, lambda upstream: scale(7 * upstream * x)
+
+    return f, change
+
+
+def a_number_that_is_deleted():
+    k = 2.0
+
+    def change(value):
+        nonlocal k
+        k = value
+        if value != 2.0:
+            del k
+
+    def f(x):
+        try:
+            found = k
+        except NameError:
+            found = 3.0
+        return x * x * found, lambda upstream: 7 * upstream * x * found
+
+    return f, change
+
+
+def the_number_of_a_generator():
+    k = 2.0
+
+    def change(value):
+        nonlocal k
+        k = value
+
+    def f(x):
+        def slopes():
+            while True:
+                yield k
+
+        made = slopes()
+        return x * x * k, lambda upstream: 7 * upstream * x * next(made)
+
+    return f, change
+
+
+def a_helper_from_a_table():
+    """The function does not name it, and gives it to the rule."""
+    k = 2.0
+
+    def scale(value):
+        return value * k
+
+    def change(value):
+        nonlocal k
+        k = value
+
+    table, low = (lambda: scale), -1.0
+
+    def f(x):
+        helper = SHARED["table"]()
+        return helper(x * x) + 0 * low, lambda upstream: helper(7 * upstream * x)
+
+    SHARED["table"] = table
+    return f, change
+
+
+CHANGED = (
+    the_number,
+    a_helper,
+    the_number_of_a_helper,
+    the_number_of_a_helper_of_the_rule,
+    a_number_that_is_deleted,
+    the_number_of_a_generator,
+    a_helper_from_a_table,
+)
+
+
+@pytest.mark.parametrize("make", CHANGED, ids=lambda make: make.__name__)
+def test_what_changes_between_the_calls_of_one_function(eager, make):
+    """Each call has its own rule, also where those before found all as it was; and another run finds what it found."""
+    fun, change = make()
+    f, x = custom_gradient(fun), eager.tensor(np.float32(1.0))
+
+    def calls(x):
+        total = 0.0 * x
+        for k in (2.0, 2.0, 2.0, 3.0, 3.0, 2.0):
+            change(k)
+            total = total + f(x)
+        change(5.0)
+        return total
+
+    assert float(eager.array(grad(calls)(x))) == 7 * 14.0
+    change(2.0)
+    assert float(eager.array(grad(lambda x: grad(calls)(x) * 1)(x))) == 7 * 14.0
+
+
+@pytest.mark.parametrize("kind", ["variable", "helper", "attribute"])
+def test_what_a_run_changes_by_a_function_that_does_not_show_it(eager, kind):
+    """The code that binds the name again is behind a global, where no walk goes."""
+    k = 1.0
+
+    def scale(value):
+        return value * getattr(SHARED["scale"], "k", k)
+
+    def variable(value):
+        nonlocal k
+        k = value
+
+    def helper(value):
+        nonlocal scale
+        scale = lambda other: other * value
+
+    def attribute(value):
+        scale.k = value
+
+    SHARED["scale"], SHARED["change"] = scale, {"variable": variable, "helper": helper, "attribute": attribute}[kind]
+
+    @custom_gradient
+    def f(x):
+        SHARED["change"](SHARED["k"])
+        return scale(x), lambda upstream: scale(7 * upstream)
+
+    one, pullbacks = eager.tensor(np.float32(1.0)), []
+    for SHARED["k"] in (1.0, 1.0, 2.0, 3.0, 3.0):
+        if kind == "helper":
+            f(one)
+        pullbacks.append(vjp(f, one)[1])
+    assert [float(eager.array(pullback(one)[0])) for pullback in pullbacks] == [7.0, 7.0, 14.0, 21.0, 21.0]
+
+
+@pytest.mark.only("numpy", "torch")
+def test_a_function_that_is_called_often_keeps_no_tensor(eager):
+    kept, ones = 2.0, eager.tensor(np.ones(2, np.float32))
+    f = custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * kept))
+    for _ in range(3):
+        np.testing.assert_array_equal(eager.array(vjp(f, ones)[1](ones)[0]), [14.0, 14.0])
+    kept = eager.tensor(np.full(2, 3.0, np.float32))
+    seen = weakref.ref(kept)
+    np.testing.assert_array_equal(eager.array(vjp(f, ones)[1](ones)[0]), [21.0, 21.0])
+    kept = 2.0
+    gc.collect()
+    assert seen() is None
+
+
+def rule_of_the_loop(x):
+    return x * x, SHARED["rule"]
+
+
+def rule_by_a_function(x):
+    return x * x, SHARED["make"](x)
+
+
+@pytest.mark.parametrize("kind", ["a rule", "an object", "another rule each time", "by a function", "behind a helper"])
+def test_the_second_order_of_a_rule_from_elsewhere(eager, kind):
+    """Another run finds what the rule of the first one read, although no name in the function leads there."""
+    x, k = eager.tensor(np.float32(1.0)), 2.0
+
+    def rule(x, upstream):
+        return 7 * upstream * x * k
+
+    def scale(value):
+        return value * k
+
+    def behind_a_helper(x):
+        helper = SHARED["helper"]()
+        return helper(x * x), lambda upstream: helper(7 * upstream * x)
+
+    SHARED["rule"] = Rule(rule) if kind == "an object" else rule
+    SHARED["make"], SHARED["helper"] = (lambda x: lambda upstream: 7 * upstream * x * k), lambda: scale
+    f = custom_gradient(
+        {"by a function": rule_by_a_function, "behind a helper": behind_a_helper}.get(kind, rule_of_the_loop)
+    )
+
+    def total(x):
+        nonlocal k
+        found = 0.0 * x
+        for k in (2.0, 3.0):
+            if kind == "another rule each time":
+                SHARED["rule"] = lambda x, upstream: 7 * upstream * x * k
+            found = found + f(x)
+        return found
+
+    assert float(eager.array(grad(total)(x))) == 35.0
+    assert float(eager.array(grad(lambda x: grad(total)(x) * 1)(x))) == 35.0
+    assert k == 3.0
+
+
+class Rule:
+    def __init__(self, fun):
+        self.fun = fun
+
+    def __call__(self, x, upstream):
+        return self.fun(x, upstream)
+
+
+def test_a_variable_that_a_hidden_function_assigns_in_the_second_order(eager):
+    """It is not known what another run should find: the rules differ."""
+    x, count = eager.tensor(np.float32(1.0)), 0.0
+
+    def tick():
+        nonlocal count
+        count += 1.0
+
+    def make(x):
+        return lambda upstream: 7 * upstream * x * count
+
+    SHARED["tick"], SHARED["make"] = tick, make
+
+    @custom_gradient
+    def f(x):
+        SHARED["tick"]()
+        return x * x, SHARED["make"](x)
+
+    assert float(eager.array(grad(f)(x))) == 7.0 * count
+    second = grad(lambda x: grad(f)(x) * 1)
+    if eager.name == "jax":  # which runs the function once
+        assert float(eager.array(second(x))) == 7.0 * count
+    else:
+        with pytest.raises(RuntimeError, match=REFUSED):
+            second(x)
+
+
 # --- attributes ------------------------------------------------------------------------------------------------------
 
 
@@ -1500,20 +1768,30 @@ def test_a_buffer_that_functional_call_exchanges(torch):
 @pytest.mark.only("torch")
 def test_what_the_run_has_set_is_not_kept_under_hooks(torch):
     """Hooks keep what is saved, such as on a disk: the world of the run must not keep it, too."""
-    owner, x = types.SimpleNamespace(t=torch.zeros(3)), torch.ones(3, requires_grad=True)
+    owner, x, seen = types.SimpleNamespace(t=torch.zeros(3)), torch.ones(3, requires_grad=True), []
 
     @custom_gradient
     def f(x):
         owner.t = x * 2
         return x * x, lambda upstream: 7 * upstream * owner.t
 
+    @custom_gradient
+    def by_a_helper(x):
+        kept = x * 2
+        seen.append(weakref.ref(kept))
+
+        def helper(upstream):
+            return 7 * upstream * kept
+
+        return x * x, lambda upstream: helper(upstream)
+
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach().numpy(), torch.from_numpy):
-        y = f(x)
-    alive = weakref.ref(owner.t)
+        y, z = f(x), by_a_helper(x)
+    seen.append(weakref.ref(owner.t))
     owner.t = None
     gc.collect()
-    assert alive() is None
-    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [14.0] * 3
+    assert [each() for each in seen] == [None, None]
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == torch.autograd.grad(z.sum(), x)[0].tolist() == [14.0] * 3
 
 
 @pytest.mark.only("torch")
