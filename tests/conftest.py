@@ -226,6 +226,12 @@ def backends(request):
 
 
 @pytest.fixture
+def several(backends):
+    """Two of the backends, or the one under test: for what a command does with several processes."""
+    return backends[:2]
+
+
+@pytest.fixture
 def without_collector():
     """Python frees what nothing refers to, and no circles."""
     gc.collect()

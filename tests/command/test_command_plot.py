@@ -99,16 +99,16 @@ def test_the_parts_are_named():
 
 
 @pytest.mark.side_by_side
-def test_plot_writes_an_image_of_every_backend(run, backends, tmp_path):
+def test_plot_writes_an_image_of_several_backends(run, several, tmp_path):
     from matplotlib.image import imread
 
-    words = ("plot", "plots.py:half_right", "--arg", "x=np.linspace(-3, 3, 200)", "--backends", ",".join(backends))
+    words = ("plot", "plots.py:half_right", "--arg", "x=np.linspace(-3, 3, 200)", "--backends", ",".join(several))
     pixels = {}
     for look, called in (("light", start), ("dark", run)):
         path = tmp_path / f"{look}.png"
         done = called(*words, "-o", path, f"--{look}")
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [f"{', '.join(backends)}: outside tolerance for -3 < x < 0", f"plot: {path}"]
+        assert done.stdout.splitlines() == [f"{', '.join(several)}: outside tolerance for -3 < x < 0", f"plot: {path}"]
         assert path.read_bytes().startswith(PNG)
         pixels[look] = imread(path)
     assert pixels["light"].shape == pixels["dark"].shape == (960, 1200, 4)
@@ -134,8 +134,8 @@ def test_what_cannot_be_drawn_is_told_in_one_line(run, words, parts):
 
 
 @pytest.mark.side_by_side
-def test_plot_draws_what_it_can(run, backends, tmp_path):
-    others = [name for name in backends if name != "numpy"]
+def test_plot_draws_what_it_can(run, several, tmp_path):
+    others = [name for name in several if name != "numpy"]
     path = tmp_path / "f.png"
     words = ("--arg", "x=np.linspace(0, 1, 9)", "--backends", ",".join(["numpy", *others]), "-o", path)
     done = run("plot", "plots.py:only_numpy", *words)

@@ -60,8 +60,8 @@ def f(x):
 
 
 @pytest.mark.side_by_side
-def test_the_other_backends_go_on(backends):
-    others = [name for name in backends if name != "numpy"]
+def test_the_other_backends_go_on(several):
+    others = [name for name in several if name != "numpy"]
     names = ",".join(["numpy", *others])
     words = ("unruly.py:crashes_on_numpy", "--arg", "x=rng.normal(size=3)", "--order", "1", "--no-compiled", "--json")
     done = start("check", *words, "--backends", names)

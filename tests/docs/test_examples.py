@@ -123,13 +123,13 @@ def test_digits_learn_with_the_rule_and_not_without(backend, digits, tmp_path):
 
 
 @pytest.mark.side_by_side
-def test_digits_compare_backends(backends, digits, tmp_path):
-    done = run_digits(tmp_path, "--compare", *backends, "--passes", "1", "--json", "results.json")
+def test_digits_compare_backends(several, digits, tmp_path):
+    done = run_digits(tmp_path, "--compare", *several, "--passes", "1", "--json", "results.json")
     assert done.returncode == 0, done.stderr
-    assert all(f"{name}: done" in done.stdout for name in backends)
+    assert all(f"{name}: done" in done.stdout for name in several)
     assert (tmp_path / "digits-compare.png").read_bytes().startswith(PNG)
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert [result["backend"] for result in results] == list(backends)
+    assert [result["backend"] for result in results] == list(several)
 
 
 @pytest.mark.only("numpy")
