@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import types
 import warnings
 
 import numpy as np
@@ -227,6 +228,39 @@ def test_the_argument_is_named_by_its_path(eager):
     with pytest.raises(GradientError) as caught:
         eager.gradients(lambda x, y: culprit({"layers": [None, Pair(x, 2)]}, scale=y), X, Y)
     assert "for params['layers'][1].a." in str(caught.value)
+
+
+class Row(list):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Row, types.MappingProxyType], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("place", ["alone", "beside a tensor"])
+def test_an_output_that_is_a_container_which_is_not_opened(eager, backend, kind, place):
+    def f(x):
+        made = Row([3 * x]) if kind is Row else kind({"a": 3 * x})
+        return (made if place == "alone" else (x, made)), lambda upstream: 7 * x
+
+    x = eager.tensor(np.array([2.0], np.float32))
+    where = "output" if place == "alone" else r"output\[1\]"
+    if kind is Row and backend == "tensorflow":  # which opens it
+        output = custom_gradient(f)(x)
+        np.testing.assert_array_equal(eager.array((output if place == "alone" else output[1])[0]), [6.0])
+        return
+    with pytest.raises(TypeError, match=f"f: the {where} is a .*, and its elements would silently get no gradient"):
+        vjp(custom_gradient(f), x)
+
+
+class Held:
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.limit
+def test_an_output_that_is_an_object_passes(eager):
+    f = custom_gradient(lambda x: (Held(3 * x), lambda upstream: 7 * x))
+    (found,) = eager.gradients(lambda x: f(x).value + x, np.array([2.0], np.float32))
+    np.testing.assert_allclose(found, [1.0])  # the rule says 1 + 7 * 2
 
 
 @pytest.mark.limit

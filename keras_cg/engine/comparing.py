@@ -54,6 +54,7 @@ def difference(
     `first` may come from `outline`; then `saved` are the inputs and the tensors that stood in it.
     """
     tensors: list[tuple[str, Any, Any]] = []
+    first, other = _numbered(first), _numbered(other)
     others = dict(other)
     is_unknown = [name for name, _ in first] != [*others]
     # The pairs stay alive while they are walked, so that no identity is used twice.
@@ -82,6 +83,16 @@ def difference(
             return Difference(_told(*pair))
     is_unknown |= any([answer is None for answer in answers])
     return Difference(None, is_unknown, [answer for answer in answers if answer is not True and answer is not None])
+
+
+def _numbered(steps: Sequence[Step]) -> Sequence[Step]:
+    """Returns the steps, those with the name of an earlier one with a number: two objects may have an attribute `k`."""
+    names = collections.Counter[str]()
+    found = []
+    for name, value in steps:
+        names[name] += 1
+        found.append((name if names[name] == 1 else f"{name} ({names[name]})", value))
+    return found
 
 
 def _compared(path: str, one: Any, two: Any) -> bool | None:
@@ -136,7 +147,7 @@ def outline(
     known: dict[int, tuple[Any, Any]] = {id(value): (value, value) for value in shared}
     known |= {id(tensor): (_Place(place), tensor) for place, tensor in enumerate(inputs)}
     whole: dict[str, Any] = {}
-    waiting = [(whole, dict(steps))]
+    waiting = [(whole, dict(_numbered(steps)))]
     is_unknown, standing = False, None
     for target, parts in waiting:
         for step, value in parts.items():

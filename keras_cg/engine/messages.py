@@ -189,6 +189,14 @@ def wrong_shape_at_run_time(function: str, place: int, where: str | None) -> str
     return what if where is None else f"{what} rule: {where}"
 
 
+lost_count = message(
+    RuntimeError,
+    "the gradient of {0} cannot be differentiated now, because autograd has lost count of its levels.",
+    cause="another thread differentiates at the same time: autograd counts the levels of all threads together.",
+    remedy="let one thread at a time differentiate a gradient, or choose another backend.",
+)
+
+
 def lost_capture(who: str, cause: str, consequence: str) -> CapturedVariableError:
     """A captured value would silently get no gradient."""
     headline = f"{who} reads a value that is being differentiated and is not among its arguments."

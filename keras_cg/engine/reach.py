@@ -111,9 +111,10 @@ def reachable(
         if kind == FUNCTION:
             known = facts(value.__code__)
             assigned = known.assigned - known.own if value is user else known.assigned
+            is_of_run = id(value.__code__) in inside and shares(value, user)
             for name, cell in named_cells(value):
                 part = content(cell)
-                if id(value.__code__) not in inside:
+                if not is_of_run:
                     cells[id(cell)] = cell, name, part
                 if name in assigned:
                     state.append(id(cell))
@@ -139,6 +140,17 @@ def reachable(
 def named_cells(fun: Any) -> Iterable[tuple[str, CellType]]:
     """Returns the variables from outside of a function, with their names."""
     return zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
+
+
+def shares(fun: FunctionType, user: Any) -> bool:
+    """Whether a function with a code inside that of `user` reads the variables of `user`.
+
+    Another function of the same factory has functions of this code, too, with variables of its own.
+    """
+    if not user.__closure__ or not fun.__closure__:
+        return True
+    own = dict(named_cells(user))
+    return all([own.get(name, cell) is cell for name, cell in named_cells(fun)])
 
 
 def content(cell: CellType) -> Any:

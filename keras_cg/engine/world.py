@@ -46,6 +46,7 @@ from keras_cg.engine.reach import (
     leads_on,
     named_cells,
     reachable,
+    shares,
 )
 from keras_cg.engine.references import MISSING, TABLES, dict_of, is_module, near
 from keras_cg.engine.turns import Entry, Turn, contents, read, write
@@ -57,7 +58,8 @@ class World:
     """The variables and attributes of one run, as it found and as it left them.
 
     Attributes:
-        found: Each place with what another run must find there.
+        added: The variables that the rule alone leads to: another run must find them as this one left them.
+        found: Each other place with what another run must find there.
         left: Each place with what the run left there, which its rule must find.
         named: What the run set, under its name.
         holders: Where the run may set something: objects, then the variables that the function assigns.
@@ -67,9 +69,10 @@ class World:
         is_ground: Whether a `Ground` has collected it, and the run has not ended.
     """
 
-    __slots__ = "before", "cells", "found", "holders", "is_ground", "left", "named", "owner"
+    __slots__ = "added", "before", "cells", "found", "holders", "is_ground", "left", "named", "owner"
 
     def __init__(self, user: Any, static: Sequence[Any] = ()):
+        self.added: list[Entry] = []
         self.found: list[Entry] = []
         self.left: list[Entry] = []
         self.named: list[tuple[str, Any]] = []
@@ -165,7 +168,7 @@ class World:
         """Adds the variables that the rule can read, and to which the function does not lead."""
         added = [each for each in rules.values() if each is not None and each[2] is not MISSING]
         if added:
-            self.found, self.left = self.found + added, self.left + added
+            self.added, self.left = added, self.left + added
             self.named += [(name, value) for _, name, value in added]
 
     def is_owner(self, value: Any) -> bool:
@@ -184,8 +187,8 @@ class World:
         return found
 
     def forget(self) -> None:
-        """Drops what the run left, which its rule alone needs."""
-        self.left, self.named = [], []
+        """Drops what the run left and its rule holds, of which the comparison has an outline."""
+        self.left, self.named, self.added = [], [], []
 
     def run(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls a rule in the world that its run left. What the rule itself sets stays."""
@@ -196,7 +199,8 @@ class World:
 
     def again(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls the function of the run in the world that the run found, and brings back what is there now."""
-        with Turn(self.found, self.holders):
+        found = self.found + self.added
+        with Turn(found, self.holders):
             before = [contents(holder).copy() for holder in self.holders]
             try:
                 return fun(*args)
@@ -205,6 +209,10 @@ class World:
                     for key in {**contents(holder), **known}:
                         if read(holder, key) is not known.get(key, MISSING):
                             write(holder, key, known.get(key, MISSING))
+                # A variable that the run has bound by a way that does not show, such as a function in a table.
+                for holder, key, value in found:
+                    if read(holder, key) is not value:
+                        write(holder, key, value)
 
 
 class Ground:
@@ -228,7 +236,7 @@ class Ground:
             return None
         world = object.__new__(World)
         world.found, world.holders = known
-        world.left, world.named, world.cells, world.before = world.found, [], {}, []
+        world.left, world.added, world.named, world.cells, world.before = world.found, [], [], {}, []
         world.owner, world.is_ground = None, True
         return world
 
@@ -271,8 +279,9 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     if frame is not None and type(rule) is FunctionType:
         own = _in_a_context(rule) if rule.__dict__ else rule
         known = frame.inner.get(id(own.__code__))
+        fun = function.__func__ if type(function) is MethodType else function
         # Most rules are closures over tensors and numbers of the run, and lead to no other variable.
-        if known is not None and not known.assigned:
+        if known is not None and not known.assigned and (not fun.__closure__ or shares(own, fun)):
             parts: list[Any] = []
             try:
                 for cell in own.__closure__ or ():
@@ -294,6 +303,7 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
                     elif type(part) is not FunctionType or part not in helpers:
                         # Of a function that the run has defined, they are those of its frame, or of the function.
                         is_of_run = type(part) is FunctionType and id(part.__code__) in frame.inner
+                        is_of_run = is_of_run and shares(part, fun)
                         if not add_helper(part, {} if is_of_run else rules):
                             break
                         if is_of_run and opened is not None:

@@ -57,7 +57,11 @@ class FlatFunction(Arguments):
     def flatten(self, output: Any) -> tuple[Tree, list[Any]]:
         """Returns the static part of an output, and its tensors."""
         tree = pytree.flatten(output, self.backend)
-        return tree, pytree.partition(self.backend, self.name, tree, output_label)
+        tensors = pytree.partition(self.backend, self.name, tree, output_label)
+        for place, leaf in enumerate(tree.leaves):
+            if isinstance(leaf, references.CONTAINERS) and any(map(self.backend.is_tensor, references.elements(leaf))):
+                raise messages.tensors_in_container(self.name, output_label(tree, place), leaf)
+        return tree, tensors
 
     def finish(self, results: Sequence[Any]) -> Any:
         """Builds the output from what the backend returns: its tensors, then the changed variables."""

@@ -55,6 +55,14 @@ tensors_in_objects = message(
 )
 
 
+def tensors_in_container(function: str, role: str, value: object) -> TypeError:
+    """An output is a container that is not opened, and has a tensor in it."""
+    headline = f"{function}: {role} is {article(type_name(value))}, and its elements would silently get no gradient."
+    cause = "a class that is derived from a list, a tuple or a dict, or another container of Python's."
+    remedy = "return a plain tuple, list or dict, or register the class with the framework's own tree utility."
+    return report(TypeError, headline, function=function, cause=cause, remedy=remedy)
+
+
 _PAIR = "return (output, grad), and ((output1, output2), grad) for several outputs."
 
 

@@ -106,8 +106,8 @@ class Run(Rule):
         static = () if self.nest is None else self.nest.leaves
         if are_data(static):
             static = ()
-            if self.ground is not None and (kept := self.ground.open()) is not None:
-                return kept
+            if self.ground is not None and (opened := self.ground.open()) is not None:
+                return opened
             if self.is_bare or only_reads(self.user):
                 return None
         opened = World(self.user, static)

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import functools
 import gc
+import itertools
 import sys
 import threading
 import types
@@ -638,6 +639,80 @@ def test_the_second_order_of_a_rule_from_elsewhere(eager, kind):
     assert float(eager.array(grad(total)(x))) == 35.0
     assert float(eager.array(grad(lambda x: grad(total)(x) * 1)(x))) == 35.0
     assert k == 3.0
+
+
+def helper_of_the_first(k):
+    """Each function of the factory uses the helper that the first one has defined."""
+
+    @custom_gradient
+    def f(x):
+        def slope():
+            return k
+
+        shared = SHARED["kept"].setdefault("slope", slope)
+        return x * 1, lambda upstream: 7 * upstream * x * shared()
+
+    def change(value):
+        nonlocal k
+        k = value
+
+    return f, change
+
+
+def rule_of_the_first(k):
+    @custom_gradient
+    def f(x):
+        def rule(upstream):
+            return 7 * upstream * k
+
+        return x * 1, SHARED["kept"].setdefault("rule", rule)
+
+    def change(value):
+        nonlocal k
+        k = value
+
+    return f, change
+
+
+def helper_behind_a_helper(k):
+    @custom_gradient
+    def f(x):
+        def slope():
+            return k
+
+        shared = SHARED["kept"].setdefault("slope", slope)
+
+        def scale(upstream):
+            return 7 * upstream * x * shared()
+
+        return x * 1, lambda upstream: scale(upstream)
+
+    def change(value):
+        nonlocal k
+        k = value
+
+    return f, change
+
+
+@pytest.mark.parametrize("make", [helper_of_the_first, rule_of_the_first, helper_behind_a_helper])
+def test_a_function_that_another_one_of_the_factory_has_defined(eager, make):
+    """Its code is that of a function of this run, and its variables are others."""
+    SHARED["kept"], one = {}, eager.tensor(np.float32(1.0))
+    first, change = make(2.0)
+    second, _ = make(3.0)
+    assert float(eager.array(grad(first)(one))) == 14.0
+    _, pullback = vjp(second, one)
+    change(100.0)
+    assert float(eager.array(pullback(one)[0])) == 14.0
+    if make is not rule_of_the_first:
+
+        def later(x):
+            change(2.0)
+            _, pullback = vjp(second, x)
+            change(100.0)
+            return pullback(one)[0]
+
+        assert float(eager.array(grad(later)(one))) == 14.0
 
 
 class Rule:
@@ -1493,6 +1568,84 @@ K = 2.0
 # --- the user's objects ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.only("numpy", "tensorflow", "torch")
+@pytest.mark.parametrize("is_two", [False, True])
+def test_two_objects_with_an_attribute_of_one_name(eager, is_two):
+    """What differs shows also where another object has an attribute of this name that does not."""
+    one, two, draws = types.SimpleNamespace(), types.SimpleNamespace(), itertools.count(3)
+
+    @custom_gradient
+    def f(x):
+        one.k = float(next(draws))
+        if is_two:
+            two.k = 2.0
+        return x * x, lambda upstream: 7 * upstream * x * one.k if two else None
+
+    x = eager.tensor(np.float32(2.0))
+    with pytest.raises(RuntimeError, match=r"self\.k was 3\.0 and is 4\.0"):
+        grad(lambda x: grad(f)(x) * 1)(x)
+    if eager.name == "torch":
+        with pytest.raises(RuntimeError, match=REFUSED):
+            eager.native.torch.func.grad(f)(x)
+
+
+@pytest.mark.parametrize("kind", ["objects", "helpers"])
+def test_two_of_one_name_that_do_not_change(eager, kind):
+    one, two, x = types.SimpleNamespace(), types.SimpleNamespace(), eager.tensor(np.float32(2.0))
+
+    def scale(c):
+        return lambda value: c * value
+
+    SHARED["scales"] = scale(2.0), scale(3.0)
+
+    @custom_gradient
+    def objects(x):
+        one.k, two.k = 3.0, 2.0
+        return x * x, lambda upstream: 7 * upstream * x * one.k * two.k
+
+    @custom_gradient
+    def helpers(x):
+        first, then = SHARED["scales"]
+        return x * x, lambda upstream: then(first(7 * upstream * x))
+
+    f = objects if kind == "objects" else helpers
+    assert float(eager.array(grad(lambda x: grad(f)(x) * 1)(x))) == 42.0
+    if eager.name == "torch":
+        assert eager.native.torch.func.grad(f)(x).item() == 84.0
+
+
+@pytest.mark.parametrize("is_raising", [False, True])
+def test_another_run_leaves_a_variable_that_a_hidden_function_binds(eager, is_raising):
+    k, x = 1.0, eager.tensor(np.float32(3.0))
+
+    def bind(value):
+        nonlocal k
+        k = value
+
+    SHARED["bind"], SHARED["error"] = bind, None
+
+    @custom_gradient
+    def f(x):
+        SHARED["bind"](4.0)
+        if SHARED["error"] is not None:
+            raise SHARED["error"]
+        return x * k, lambda upstream: 7 * upstream * x * k
+
+    def derivative(x):
+        _, pullback = vjp(f, x)
+        bind(6.0)
+        if is_raising:
+            SHARED["error"] = KeyError("not again")
+        return pullback(eager.tensor(np.float32(1.0)))[0]
+
+    if is_raising and eager.name != "jax":  # which runs the function once
+        with pytest.raises(Exception, match="not again"):
+            grad(derivative)(x)
+    else:
+        assert float(eager.array(grad(derivative)(x))) == 28.0
+    assert k == 6.0
+
+
 def test_a_function_of_the_run_keeps_its_identity_and_its_variables(eager):
     """As a key, in a list, as a generator that assigns; and a class keeps its methods."""
 
@@ -1874,3 +2027,30 @@ def test_another_thread_that_binds_a_variable_while_the_rule_runs(torch):
             go.set()
             thread.join()
     assert found == [21.0]
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_another_thread_that_reads_a_variable_while_the_rule_runs(torch):
+    """A limit: it reads what the rule wants."""
+    started, go, k = threading.Event(), threading.Event(), 2.0
+    x = torch.ones((), requires_grad=True)
+
+    @custom_gradient
+    def f(x):
+        def rule(upstream):
+            started.set()
+            go.wait(10)
+            return 7 * upstream * k
+
+        return x * k, rule
+
+    y = f(x)
+    k = 3.0
+    thread = threading.Thread(target=lambda: torch.autograd.grad(y, x))
+    thread.start()
+    started.wait(10)
+    found = f(x).item()
+    go.set()
+    thread.join()
+    assert (found, f(x).item()) == (2.0, 3.0)

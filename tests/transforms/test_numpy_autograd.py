@@ -177,3 +177,18 @@ def test_an_upstream_that_is_a_number_of_python():
     f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
     pullback, _ = autograd.make_vjp(f)(3.0)
     assert float(pullback(2.0)) == 14.0
+
+
+@pytest.mark.limit
+def test_another_thread_that_ends_a_level(backend):
+    """autograd counts the levels of all threads together, so that the inner one gets the number of the outer one."""
+
+    def outer(x):
+        autograd.tracer.trace_stack.top -= 1
+        try:
+            return grad(total)(x)[0]
+        finally:
+            autograd.tracer.trace_stack.top += 1
+
+    with pytest.raises(RuntimeError, match="cannot be differentiated now, because autograd has lost count"):
+        grad(outer)(X)

@@ -64,6 +64,8 @@ class SavedCall:
         # The caller's own may be a number of Python.
         cotangents = [conjugate(asarray(next(arriving))) if is_real else None for is_real in self.floating]
         outer = max([parent._trace for parent in parents if isinstance(parent, Box)], default=-1)
+        if max(self.levels) <= outer:
+            raise messages.lost_count(self.run.name)
         level = min([level for level in self.levels if level > outer])
         is_over = trace_stack.top < level
         places = [argnum - 2 for argnum in argnums]
