@@ -87,8 +87,9 @@ def difference(
 
 def _numbered(steps: Sequence[Step]) -> Sequence[Step]:
     """Returns the steps, those with the name of an earlier one with a number: two objects may have an attribute `k`."""
-    names = collections.Counter[str]()
-    found = []
+    if len({name for name, _ in steps}) == len(steps):
+        return steps
+    names, found = collections.Counter[str](), []
     for name, value in steps:
         names[name] += 1
         found.append((name if names[name] == 1 else f"{name} ({names[name]})", value))

@@ -411,66 +411,40 @@ def test_recipes_that_hold_a_function_of_a_loop(eager):
 # --- a function that is called again and again -----------------------------------------------------------------------
 
 
-def the_number():
-    k = 2.0
-
-    def change(value):
-        nonlocal k
-        k = value
-
-    return lambda x: (x * x * k, lambda upstream: 7 * upstream * x * k), change
+def binds(fun, name="k"):
+    """Binds a variable of a function."""
+    cell = dict(zip(fun.__code__.co_freevars, fun.__closure__, strict=True))[name]
+    return functools.partial(setattr, cell, "cell_contents")
 
 
-def a_helper():
-    def scale(value):
-        return value * 2.0
-
-    def change(k):
-        nonlocal scale
-        scale = lambda value: value * k
-
-    return lambda x: (scale(x * x), lambda upstream: scale(7 * upstream * x)), change
+def the_number(k):
+    f = lambda x: (x * x * k, lambda upstream: 7 * upstream * x * k)
+    return f, binds(f)
 
 
-def the_number_of_a_helper():
-    k = 2.0
-
-    def scale(value):
-        return value * k
-
-    def change(value):
-        nonlocal k
-        k = value
-
-    return lambda x: (scale(x * x), lambda upstream: scale(7 * upstream * x)), change
+def a_helper(k):
+    scale = lambda value: value * k
+    f = lambda x: (scale(x * x), lambda upstream: scale(7 * upstream * x))
+    bind = binds(f, "scale")
+    return f, lambda k: bind(lambda value: value * k)
 
 
-def the_number_of_a_helper_of_the_rule():
+def the_number_of_a_helper(k):
+    scale = lambda value: value * k
+    return lambda x: (scale(x * x), lambda upstream: scale(7 * upstream * x)), binds(scale)
+
+
+def the_number_of_a_helper_of_the_rule(k):
     """The run defines the helper, which is another function in each run."""
-    k = 2.0
-
-    def change(value):
-        nonlocal k
-        k = value
 
     def f(x):
-        def scale(value):
-            return value * k
-
+        scale = lambda value: value * k
         return x * x * k, lambda upstream: scale(7 * upstream * x)
 
-    return f, change
+    return f, binds(f)
 
 
-def a_number_that_is_deleted():
-    k = 2.0
-
-    def change(value):
-        nonlocal k
-        k = value
-        if value != 2.0:
-            del k
-
+def a_number_that_is_deleted(k):
     def f(x):
         try:
             found = k
@@ -478,16 +452,16 @@ def a_number_that_is_deleted():
             found = 3.0
         return x * x * found, lambda upstream: 7 * upstream * x * found
 
-    return f, change
-
-
-def the_number_of_a_generator():
-    k = 2.0
-
     def change(value):
         nonlocal k
         k = value
+        if value != 2.0:
+            del k
 
+    return f, change
+
+
+def the_number_of_a_generator(k):
     def f(x):
         def slopes():
             while True:
@@ -496,28 +470,19 @@ def the_number_of_a_generator():
         made = slopes()
         return x * x * k, lambda upstream: 7 * upstream * x * next(made)
 
-    return f, change
+    return f, binds(f)
 
 
-def a_helper_from_a_table():
+def a_helper_from_a_table(k):
     """The function does not name it, and gives it to the rule."""
-    k = 2.0
-
-    def scale(value):
-        return value * k
-
-    def change(value):
-        nonlocal k
-        k = value
-
-    table, low = (lambda: scale), -1.0
+    scale, low = lambda value: value * k, -1.0
 
     def f(x):
-        helper = SHARED["table"]()
+        helper = SHARED["scale"]
         return helper(x * x) + 0 * low, lambda upstream: helper(7 * upstream * x)
 
-    SHARED["table"] = table
-    return f, change
+    SHARED["scale"] = scale
+    return f, binds(scale)
 
 
 CHANGED = (
@@ -534,7 +499,7 @@ CHANGED = (
 @pytest.mark.parametrize("make", CHANGED, ids=lambda make: make.__name__)
 def test_what_changes_between_the_calls_of_one_function(eager, make):
     """Each call has its own rule, also where those before found all as it was; and another run finds what it found."""
-    fun, change = make()
+    fun, change = make(2.0)
     f, x = custom_gradient(fun), eager.tensor(np.float32(1.0))
 
     def calls(x):
@@ -644,63 +609,33 @@ def test_the_second_order_of_a_rule_from_elsewhere(eager, kind):
 def helper_of_the_first(k):
     """Each function of the factory uses the helper that the first one has defined."""
 
-    @custom_gradient
     def f(x):
-        def slope():
-            return k
-
-        shared = SHARED["kept"].setdefault("slope", slope)
+        shared = SHARED["kept"].setdefault("slope", lambda: k)
         return x * 1, lambda upstream: 7 * upstream * x * shared()
 
-    def change(value):
-        nonlocal k
-        k = value
-
-    return f, change
+    return f
 
 
 def rule_of_the_first(k):
-    @custom_gradient
-    def f(x):
-        def rule(upstream):
-            return 7 * upstream * k
-
-        return x * 1, SHARED["kept"].setdefault("rule", rule)
-
-    def change(value):
-        nonlocal k
-        k = value
-
-    return f, change
+    return lambda x: (x * 1, SHARED["kept"].setdefault("rule", lambda upstream: 7 * upstream * k))
 
 
 def helper_behind_a_helper(k):
-    @custom_gradient
     def f(x):
-        def slope():
-            return k
-
-        shared = SHARED["kept"].setdefault("slope", slope)
-
-        def scale(upstream):
-            return 7 * upstream * x * shared()
-
+        shared = SHARED["kept"].setdefault("slope", lambda: k)
+        scale = lambda upstream: 7 * upstream * x * shared()
         return x * 1, lambda upstream: scale(upstream)
 
-    def change(value):
-        nonlocal k
-        k = value
-
-    return f, change
+    return f
 
 
 @pytest.mark.parametrize("make", [helper_of_the_first, rule_of_the_first, helper_behind_a_helper])
 def test_a_function_that_another_one_of_the_factory_has_defined(eager, make):
     """Its code is that of a function of this run, and its variables are others."""
     SHARED["kept"], one = {}, eager.tensor(np.float32(1.0))
-    first, change = make(2.0)
-    second, _ = make(3.0)
-    assert float(eager.array(grad(first)(one))) == 14.0
+    fun = make(2.0)
+    change, second = binds(fun), custom_gradient(make(3.0))
+    assert float(eager.array(grad(custom_gradient(fun))(one))) == 14.0
     _, pullback = vjp(second, one)
     change(100.0)
     assert float(eager.array(pullback(one)[0])) == 14.0
