@@ -270,12 +270,8 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     # A method has the code of its function; no other object is asked.
     code = getattr(function, "__code__", None) if type(function) in _FUNCTIONS else None
     frame = known_facts.get(id(code))
-    helpers: Sequence[Any] = ()
-    if opened is not None and opened.is_ground:
-        if _are_bound(opened.found, opened.holders):
-            helpers = opened.holders
-        else:
-            opened.widen()
+    if opened is not None and opened.is_ground and not _are_bound(opened.found, opened.holders):
+        opened.widen()
     if frame is not None and type(rule) is FunctionType:
         own = _in_a_context(rule) if rule.__dict__ else rule
         known = frame.inner.get(id(own.__code__))
@@ -298,16 +294,8 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
                 rules = opened.bound(map(id, own.__closure__ or ()))
             for part in parts:
                 if type(part) not in data:
-                    if opened is not None and opened.is_owner(part):
-                        is_data = False
-                    elif type(part) is not FunctionType or part not in helpers:
-                        # Of a function that the run has defined, they are those of its frame, or of the function.
-                        is_of_run = type(part) is FunctionType and id(part.__code__) in frame.inner
-                        is_of_run = is_of_run and shares(part, fun)
-                        if not add_helper(part, {} if is_of_run else rules):
-                            break
-                        if is_of_run and opened is not None:
-                            rules.update(opened.bound(map(id, part.__closure__ or ())))
+                    if not _add_part(part, opened, fun, frame, rules):
+                        break
                     is_data = is_data and _is_data(part)
             else:
                 if opened is None:
@@ -328,6 +316,19 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     # The variables of the function, too: a generator, or an object of C, may read them.
     rules = opened.bound(opened.cells) | reachable(rule, (), frame, user)[0]
     return opened.close(rules, {} if frame is None else frame.sets), parts, is_plain and all(map(_is_data, parts)), None
+
+
+def _add_part(part: Any, opened: World | None, fun: Any, frame: Facts, rules: dict[int, Variable | None]) -> bool:
+    """Adds the variables to which a part of a rule of `fun` leads; returns False if it leads to more."""
+    is_function = type(part) is FunctionType
+    if opened is not None and (opened.is_owner(part) or (opened.is_ground and is_function and part in opened.holders)):
+        return True
+    if is_function and id(part.__code__) in frame.inner and shares(part, fun):
+        # The run has defined it: its variables are those of its frame, which is over, or of the function.
+        if opened is not None:
+            rules.update(opened.bound(map(id, part.__closure__ or ())))
+        return add_helper(part, {})
+    return add_helper(part, rules)
 
 
 def _in_a_context(rule: FunctionType) -> FunctionType:
