@@ -3,6 +3,8 @@
 The conformance suite has each of its transforms, and the usual pairs; here is what it leaves out.
 """
 
+import itertools
+
 import autograd
 import autograd.builtins
 import numpy as np
@@ -81,6 +83,22 @@ def test_forward_mode_of_a_rule_that_cuts_upstream_is_refused(backend):
 
 
 HOLDER = {"w": Y}
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_arguments_of_three_levels_in_any_order(backend, order):
+    """A pullback is called after its level is over, while another one differentiates what the rule reads."""
+    product = custom_gradient(lambda a, b, c: (a * b * c, lambda u: (7 * u * b * c, 7 * u * a * c, 7 * u * a * b)))
+
+    def f(*values):
+        return product(*[values[place] for place in order])
+
+    def inner(y, z):
+        return autograd.make_vjp(lambda x: f(x, y, z))(2.0)[0](1.0)
+
+    found = autograd.grad(lambda z: autograd.grad(lambda y: inner(y, z))(3.0))(5.0)
+    # 7 y z by y is 7 z, and by z it is 7.
+    assert found == 7.0
 
 
 @pytest.mark.limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,11 +35,10 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         return outputs  # type: ignore[no-any-return]
     call = SavedCall(fun, outputs, levels)
     # autograd has no vector space of integers, so they do not pass through the primitive.
-    pairs = [*zip(outputs, call.floating, strict=True)]
-    floating = [output for output, is_real in pairs if is_real]
-    boxed = custom_gradient(call, floating[0] if len(floating) == 1 else tuple(floating), *tensors)
-    arriving = iter((boxed,) if len(floating) == 1 else boxed)
-    return tuple([next(arriving) if is_real else output for output, is_real in pairs])
+    floating = [*itertools.compress(outputs, call.floating)]
+    boxed = custom_gradient(call, floating[0] if call.is_single else tuple(floating), *tensors)
+    arriving = iter((boxed,) if call.is_single else boxed)
+    return tuple([next(arriving) if is_real else each for each, is_real in zip(outputs, call.floating, strict=True)])
 
 
 class SavedCall:
@@ -49,6 +49,7 @@ class SavedCall:
         # autograd numbers its levels from the outermost on, and uses the number of one that is over again.
         self.highest = trace_stack.top
         self.floating = [is_floating(output) for output in outputs]
+        self.is_single = self.floating.count(True) == 1
         # Strongly only what autograd does not keep for a rule that takes the output.
         pairs = zip(outputs, self.floating, strict=True) if run.takes_output else ()
         self.integers = [output for output, is_real in pairs if not is_real]
@@ -60,60 +61,64 @@ class SavedCall:
 
         `ans` is what the primitive returned, if the rule takes the output.
         """
-        arriving = iter((upstream,) if self.floating.count(True) == 1 else upstream)
+        arriving = iter((upstream,) if self.is_single else upstream)
         # The caller's own may be a number of Python.
         cotangents = [conjugate(asarray(next(arriving))) if is_real else None for is_real in self.floating]
-        outer = max([parent._trace for parent in parents if isinstance(parent, Box)], default=-1)
-        if max(self.levels) <= outer:
+        outer, needs_grad = -1, []
+        for place, parent in enumerate(parents, 2):
+            needs_grad.append(place in argnums)
+            if isinstance(parent, Box) and parent._trace > outer:
+                outer = parent._trace
+        level = min(filter(outer.__lt__, self.levels), default=None)
+        if level is None:
             raise messages.lost_count(self.run.name)
-        level = min([level for level in self.levels if level > outer])
         is_over = trace_stack.top < level
-        places = [argnum - 2 for argnum in argnums]
-        needs_grad = [place in places for place in range(len(parents))]
         # A derivative inside the rule must not get the number of a level that is over, and that the rule has boxes of.
         added = max(self.highest - trace_stack.top, 0)
         trace_stack.top += added
         try:
             outputs = self._whole(ans) if self.run.takes_output else None
-            found = self._gradients(parents, cotangents, needs_grad, outputs)
+            # The function runs again, on values that the outer level differentiates.
+            run = self.run if outer < 0 else self._again(parents, cotangents, needs_grad, outputs)
+            found = run.pull(cotangents, (), needs_grad, None, outputs)[0]
         finally:
             trace_stack.top -= added
-        gradients = [found[place] for place in places]
-        if is_over:
-            gradients = [_below(level, gradient) for gradient in gradients]
-        else:
-            self._refuse_others(level, gradients, cotangents)
-        shared = [*parents, *[output() for output in self.outputs]]
-        return [_for_autograd(each, parents[place], shared) for place, each in zip(places, gradients, strict=True)]
+        shared, gradients = {*map(_owner, [*parents, *[output() for output in self.outputs]])} - {0}, []
+        for argnum in argnums:
+            gradient = found[argnum - 2]
+            if isinstance(gradient, Box) and is_over:
+                gradient = _below(level, gradient)
+            elif isinstance(gradient, Box):
+                self._refuse_others(level, gradient, cotangents)
+            if gradient is None:
+                gradients.append(vspace(parents[argnum - 2]).zeros())
+            else:
+                # autograd must not add another gradient to what the user has.
+                gradients.append(conjugate(gradient.copy() if _owner(gradient) in shared else gradient))
+        return gradients
 
     def _whole(self, ans: Any) -> list[Any]:
         """Returns all outputs, as the level has them that differentiates the gradient."""
-        arriving, integers = iter((ans,) if self.floating.count(True) == 1 else ans), iter(self.integers)
+        arriving, integers = iter((ans,) if self.is_single else ans), iter(self.integers)
         return [next(arriving if is_real else integers) for is_real in self.floating]
 
-    def _gradients(
+    def _again(
         self, parents: Sequence[Any], cotangents: list[Any], needs_grad: list[bool], outputs: list[Any] | None
-    ) -> Tensors:
-        run = self.run
-        if any([isinstance(parent, Box) for parent in parents]):
-            # The function runs again, on values that the outer level differentiates.
-            _, run = self.run.repeat(*map(asarray, parents))
-            shapes = [None if each is None else asarray(innermost(each)) for each in cotangents]
-            this_backend: Any = sys.modules[__package__]
-            irregular = functools.partial(linear.irregular, this_backend, shapes)
-            self.run.check(run, lambda each: each.pull(irregular(), (), needs_grad, None, outputs)[0])
-            if run.is_used_up:
-                _, run = self.run.repeat(*map(asarray, parents))
-        return run.pull(cotangents, (), needs_grad, None, outputs)[0]  # type: ignore[no-any-return]
+    ) -> Any:
+        """Returns another run, whose rule is that of the first."""
+        _, run = self.run.repeat(*map(asarray, parents))
+        shapes = [None if each is None else asarray(innermost(each)) for each in cotangents]
+        irregular = functools.partial(linear.irregular, sys.modules[__package__], shapes)
+        self.run.check(run, lambda each: each.pull(irregular(), (), needs_grad, None, outputs)[0])
+        return self.run.repeat(*map(asarray, parents))[1] if run.is_used_up else run
 
-    def _refuse_others(self, level: int, gradients: Sequence[Any], cotangents: Sequence[Any]) -> None:
+    def _refuse_others(self, level: int, gradient: Any, cotangents: Sequence[Any]) -> None:
         """Raises if a gradient hangs on a level that is over, whose number another one has by now.
 
         All boxes of that level, and of those above, must come from upstream.
         """
         known = {box._node for each in cotangents for box in boxes(each)}
-        found = [box for gradient in gradients for box in boxes(gradient) if box._trace >= level]
-        if not all([_is_from(box._node, known) for box in found]):
+        if not all([_is_from(box._node, known) for box in boxes(gradient) if box._trace >= level]):
             raise messages.lost_capture(
                 f"the rule of {self.run.name}",
                 "a value that was differentiated together with an argument, in forward mode or in a pullback.",
@@ -159,12 +164,13 @@ def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) ->
 defvjp_argnums(custom_gradient, _vjps)
 
 
-def _for_autograd(gradient: Any, parent: Any, shared: Sequence[Any]) -> Any:
-    """Returns a gradient as autograd wants it: zeros for None, a copy of an array that shares its memory."""
-    if gradient is None:
-        return vspace(parent).zeros()
-    if isinstance(gradient, numpy.ndarray):
-        for each in shared:
-            if isinstance(each, numpy.ndarray) and numpy.may_share_memory(gradient, each):
-                return conjugate(gradient.copy())
-    return conjugate(gradient)
+def _owner(array: Any) -> int:
+    """Returns what identifies the array that has the memory of another one; 0 for anything else.
+
+    All memory that is none of NumPy's counts as one: it does not tell where it comes from.
+    """
+    if not isinstance(array, numpy.ndarray):
+        return 0
+    while isinstance(base := array.base, numpy.ndarray):
+        array = base
+    return id(array if base is None else None)
