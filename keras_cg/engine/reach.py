@@ -168,6 +168,22 @@ def leads_by_defaults(fun: FunctionType) -> bool:
     return any([kind_of(each) != DATA for each in (*(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values())])
 
 
+def leads_outside(user: Any) -> bool:
+    """Whether a function has variables from outside, or defaults that lead to more than data."""
+    return type(user) is not FunctionType or bool(user.__closure__) or leads_by_defaults(user)
+
+
+def are_bound(variables: Sequence[Variable], functions: Sequence[FunctionType]) -> bool:
+    """Whether variables are bound to what they were, and functions have no attributes and no defaults."""
+    try:
+        for cell, _, value in variables:
+            if cell.cell_contents is not value:
+                return False
+    except ValueError:  # a variable that is deleted
+        return False
+    return not any([fun.__dict__ or fun.__defaults__ or fun.__kwdefaults__ for fun in functions])
+
+
 def add_cells(fun: FunctionType, cells: dict[int, Variable | None], objects: list[Any]) -> bool:
     """Adds the variables of a function, and its helpers to the objects; returns False if they lead to more."""
     for name, cell in named_cells(fun):

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
 from keras_cg.engine.functions import (
-    ATOMS,
     Facts,
     facts,
     innermost,
@@ -36,6 +35,7 @@ from keras_cg.engine.reach import (
     Variable,
     add_cells,
     add_helper,
+    are_bound,
     content,
     data,
     flat,
@@ -44,11 +44,12 @@ from keras_cg.engine.reach import (
     kinds,
     leads_by_defaults,
     leads_on,
+    leads_outside,
     named_cells,
     reachable,
     shares,
 )
-from keras_cg.engine.references import MISSING, TABLES, dict_of, is_module, near
+from keras_cg.engine.references import MISSING, TABLES, is_module, near
 from keras_cg.engine.turns import Entry, Turn, contents, read, write
 
 _FUNCTIONS = (FunctionType, MethodType)
@@ -215,52 +216,6 @@ class World:
                         write(holder, key, value)
 
 
-class Ground:
-    """The variables of a function that are bound to numbers, texts, modules, and functions of these.
-
-    Most functions of a factory find the same there at each call. Then nothing is collected before a run, and nothing is
-    noted after it.
-    """
-
-    def __init__(self, fun: FunctionType):
-        self.fun = fun
-        # The variables and the functions of the last call; None if there was something else.
-        self.known: tuple[list[Variable], list[FunctionType]] | None = ([], [])
-
-    def open(self) -> World | None:
-        """Returns the world before a run; None if the function leads to something else, or has done so before."""
-        known = self.known
-        if known is not None and not (known[0] and _are_bound(*known)):
-            self.known = known = self._collected()
-        if known is None:
-            return None
-        world = object.__new__(World)
-        world.found, world.holders = known
-        world.left, world.added, world.named, world.cells, world.before = world.found, [], [], {}, []
-        world.owner, world.is_ground = None, True
-        return world
-
-    def _collected(self) -> tuple[list[Variable], list[FunctionType]] | None:
-        fun, cells, helpers = self.fun, dict[int, Variable | None](), list[Any]()
-        if facts(fun.__code__).assigned or leads_by_defaults(fun) or not add_cells(fun, cells, helpers):
-            return None
-        found = [variable for variable in cells.values() if variable is not None]
-        # No tensor, which would stay alive from call to call.
-        is_small = all([isinstance(value, (FunctionType, ModuleType, *ATOMS)) for _, _, value in found])
-        return (found, helpers) if is_small and _are_bound(found, helpers) else None
-
-
-def _are_bound(variables: Sequence[Variable], functions: Sequence[FunctionType]) -> bool:
-    """Whether variables are bound to what they were, and functions have no attributes and no defaults."""
-    try:
-        for cell, _, value in variables:
-            if cell.cell_contents is not value:
-                return False
-    except ValueError:  # a variable that is deleted
-        return False
-    return not any([fun.__dict__ or fun.__defaults__ or fun.__kwdefaults__ for fun in functions])
-
-
 def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool, Facts | None]:
     """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
 
@@ -270,7 +225,7 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
     # A method has the code of its function; no other object is asked.
     code = getattr(function, "__code__", None) if type(function) in _FUNCTIONS else None
     frame = known_facts.get(id(code))
-    if opened is not None and opened.is_ground and not _are_bound(opened.found, opened.holders):
+    if opened is not None and opened.is_ground and not are_bound(opened.found, opened.holders):
         opened.widen()
     if frame is not None and type(rule) is FunctionType:
         own = _in_a_context(rule) if rule.__dict__ else rule
@@ -349,34 +304,6 @@ def _are_same(now: Any, before: Any) -> bool:
     """Whether a holder has what it had, by identity and in one order."""
     is_same = len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
     return is_same and all(map(operator.is_, now, before))
-
-
-def leads_outside(user: Any) -> bool:
-    """Whether a function has variables from outside, or defaults that lead to more than data."""
-    return type(user) is not FunctionType or bool(user.__closure__) or leads_by_defaults(user)
-
-
-def only_reads(user: Any) -> bool:
-    """Whether a function is a method that does nothing with its object but to read numbers and texts of it."""
-    if type(user) is not MethodType or type(fun := user.__func__) is not FunctionType:
-        return False
-    frame = facts(fun.__code__)
-    if frame.reads is None or fun.__closure__ or not is_closed(fun) or leads_by_defaults(fun):
-        return False
-    if not frame.reads:
-        return True
-    owner, kind = user.__self__, type(user.__self__)
-    attributes = dict_of(owner)
-    if kind.__getattribute__ is not object.__getattribute__:
-        return False
-    # Nothing in the class may have a part in it, as a property has.
-    is_own = not any([name in vars(base) for base in kind.__mro__ for name in frame.reads])
-    return is_own and all([isinstance(attributes.get(name, owner), ATOMS) for name in frame.reads])
-
-
-def are_data(values: Iterable[Any]) -> bool:
-    """Whether all values are numbers, texts and tensors, which lead to nothing else."""
-    return data.issuperset(map(type, values))
 
 
 def _is_data(value: Any) -> bool:

@@ -43,7 +43,7 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
     function = Call(backend, name, fun, len(args)).of(keywords, tree)
     if empty := tree.without_tensors():
         function.whole = {place: values[place] for place in empty}
-    function.engine, function.is_bare, function.ground = backend.is_recording(), decorated.is_bare, decorated.ground
+    function.engine, function.ground = backend.is_recording(), decorated.ground
     if decorated.is_told:
         # The same answer in every run, so that no rule differs by it.
         needed = backend.needs_grad(tensors) if function.engine else [False] * len(tensors)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from keras_cg import user_code
 from keras_cg.bridge import keras_interop
 from keras_cg.engine.functions import Decorated
-from keras_cg.engine.world import Ground, leads_outside
+from keras_cg.engine.ground import ground_of
 from keras_cg.frontend import call, config, messages, pickling, signature, tracebacks
 from keras_cg.frontend.run import Call
 from keras_cg.frontend.tree import SINGLE
@@ -95,9 +95,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
         self._signature: inspect.Signature | None = None
         self.is_told = signature.asks(fun)
         # Dynamo of torch (2.13) does not trace what is asked here; what it traces has no need of the answer.
-        is_traced = user_code.is_traced_by_dynamo()
-        self.is_bare = not is_traced and not leads_outside(fun)
-        self.ground = None if is_traced or self.is_bare or type(fun) is not FunctionType else Ground(fun)
+        self.ground = None if user_code.is_traced_by_dynamo() else ground_of(fun)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
@@ -120,7 +118,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
                             return backend.constant(output)  # type: ignore[no-any-return]
                     return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]
                 function = Call(backend, self._name, self.__wrapped__, len(args))
-                function.engine, function.is_bare, function.ground = engine, self.is_bare, self.ground
+                function.engine, function.ground = engine, self.ground
                 results = backend.attach(function, args)
                 is_alone = function.output is SINGLE and function.state is None
                 return results[0] if is_alone else function.finish(results)  # type: ignore[no-any-return]
@@ -141,7 +139,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
         # With what this one has, which is what it would read from the method: each look-up binds a method again.
         bound = object.__new__(CustomGradient)
         bound.__dict__.update(self.__dict__, __wrapped__=self.__wrapped__.__get__(instance, owner), _unbound=self)
-        bound._signature, bound.is_bare, bound.ground = None, False, None
+        bound._signature, bound.ground = None, None
         return bound
 
     def __eq__(self, other: object) -> bool:

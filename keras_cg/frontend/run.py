@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from keras_cg.bridge import keras_scope
 from keras_cg.engine import world
 from keras_cg.engine.functions import UNREAD
-from keras_cg.engine.world import Ground, World, are_data, only_reads
+from keras_cg.engine.ground import BARE, Ground, are_data, only_reads
+from keras_cg.engine.world import World
 from keras_cg.frontend import conventions, pytree
 from keras_cg.frontend.conventions import ALONE, ANY, EACH
 from keras_cg.frontend.function import checked_pair
@@ -25,8 +26,7 @@ class Run(Rule):
     Attributes:
         engine: What `is_recording` of the backend said when the call began.
         is_traced: Set by the backend where a compiler traces Python code: then the rule is traced at once, in no world.
-        is_bare: Whether the function leads to data alone.
-        ground: What keeps the variables of the function from call to call; None if it has none, or is no function.
+        ground: What `ground_of` says of the function.
         is_later: Whether a run has gone before, Keras saves values for the runs, or a compiler traces them.
         is_closed: Whether all that the rule can read is data.
         look: Set by a backend: what it asks of the values that the first run will have at hand.
@@ -34,8 +34,8 @@ class Run(Rule):
     """
 
     engine: Any = None
-    ground: Ground | None = None
-    is_traced = is_bare = is_later = False
+    ground: Ground | Literal["bare"] | None = None
+    is_traced = is_later = False
     is_closed: bool
     look: Callable[[list[Any]], Sequence[Any]] | None = None
     existing: Sequence[Any] = ()
@@ -44,7 +44,7 @@ class Run(Rule):
         """Returns another run of the same call, which has not begun."""
         run = Pullback(self.backend, self.name, self.user, self.positionals)
         run.keywords, run.nest, run.is_plain, run.whole = self.keywords, self.nest, self.is_plain, self.whole
-        run.extras, run.engine, run.is_traced, run.is_bare = self.extras, self.engine, self.is_traced, self.is_bare
+        run.extras, run.engine, run.is_traced, run.ground = self.extras, self.engine, self.is_traced, self.ground
         run.converted, run.state, run.output, run.first = self.converted, self.state, self.output, self.first
         run.is_later = self.output is not None or self.state is not None or self.is_traced
         return run
@@ -81,7 +81,7 @@ class Run(Rule):
             return self._start_with_care(tensors)
         # The backend of the call is active.
         backend, fun = self.backend, self.user
-        if not self.is_bare or self.nest is not None:
+        if self.ground is not BARE or self.nest is not None:
             self.world = self._open()
         if backend.converted is not None:
             self.converted = fun = backend.converted(fun)
@@ -105,11 +105,11 @@ class Run(Rule):
         """Returns the world before a run, of which the backend may look at what is there; None if nothing is there."""
         static = () if self.nest is None else self.nest.leaves
         if are_data(static):
-            static = ()
-            if self.ground is not None and (opened := self.ground.open()) is not None:
-                return opened
-            if self.is_bare or only_reads(self.user):
+            static, ground = (), self.ground
+            if ground == BARE or (ground is None and only_reads(self.user)):
                 return None
+            if ground is not None and (opened := ground.open()) is not None:
+                return opened
         opened = World(self.user, static)
         if self.look is not None:
             self.existing = self.look(opened.values())
