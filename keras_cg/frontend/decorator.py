@@ -30,14 +30,13 @@ class _Signature:
     def __get__(self, instance: CustomGradient[Any, Any] | None, owner: type) -> inspect.Signature | None:
         if instance is None:
             return None
-        # Saved, because JAX asks whenever it differentiates the function.
-        if instance._signature is None:
-            found = inspect.signature(instance.__wrapped__)
-            if instance.is_told:
-                parameters = [each for name, each in found.parameters.items() if name != signature.NEEDS]
-                found = found.replace(parameters=parameters)
-            instance._signature = found
-        return instance._signature
+        found = inspect.signature(instance.__wrapped__)
+        if instance.is_told:
+            parameters = [each for name, each in found.parameters.items() if name != signature.NEEDS]
+            found = found.replace(parameters=parameters)
+        # Found there from now on, because JAX asks whenever it differentiates the function.
+        instance.__dict__["__signature__"] = found
+        return found
 
 
 class CustomGradient(Decorated, Generic[P, Output]):
@@ -92,7 +91,6 @@ class CustomGradient(Decorated, Generic[P, Output]):
         functools.update_wrapper(self, fun, updated=updated)
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
         self._name = call.function_name(fun)
-        self._signature: inspect.Signature | None = None
         self.is_told = signature.asks(fun)
         # Dynamo of torch (2.13) does not trace what is asked here; what it traces has no need of the answer.
         self.ground = None if user_code.is_traced_by_dynamo() else ground_of(fun)
@@ -139,7 +137,8 @@ class CustomGradient(Decorated, Generic[P, Output]):
         # With what this one has, which is what it would read from the method: each look-up binds a method again.
         bound = object.__new__(CustomGradient)
         bound.__dict__.update(self.__dict__, __wrapped__=self.__wrapped__.__get__(instance, owner), _unbound=self)
-        bound._signature, bound.ground = None, None
+        bound.__dict__.pop("__signature__", None)
+        bound.ground = None
         return bound
 
     def __eq__(self, other: object) -> bool:

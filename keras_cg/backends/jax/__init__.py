@@ -24,6 +24,7 @@ from keras_cg.backends.jax.tensors import (
     is_plain,
     is_recording,
     is_tensor,
+    plain,
     shape,
     tensors,
     to_numpy,

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import Partial
 
@@ -31,7 +32,7 @@ from keras_cg.backends.jax.names import (
     is_staging,
 )
 from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
-from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
+from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
 from keras_cg.engine.functions import is_bound
@@ -40,8 +41,8 @@ from keras_cg.engine.functions import is_bound
 Residuals = tuple[Rule, Sequence[Any]]
 
 # One run: the outputs, the values that the rule uses if it is traced already, and a function that gives the residuals,
-# which only a derivative needs.
-Run = Callable[..., tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]]
+# which only a derivative needs; it gets whether the gradient may be differentiated again, so that the rule is traced.
+Run = Callable[..., tuple[Sequence[Any], Sequence[Any], Callable[[bool], Residuals]]]
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
@@ -53,16 +54,17 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     arguments belong to several levels, some are still traced there, and would hide what was captured. In a program
     nothing can hide: what is traced and is no argument is a constant of the program.
     """
+    needs_grad = [not is_only_mapped(tensor) for tensor in tensors]
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
         # Where JAX differentiates at once, it runs the function once, here and now. Else it runs it again later, and
         # does not know the rule yet: each output gets the batch of a later vmap, as that of one argument has it.
         is_early = any(map(is_differentiated, tensors)) or not (tensors[1:] or any(map(is_mapped, tensors)))
         if is_early and is_staging() and is_closed_call(fun):
-            return _direct(fun, tensors)
+            return _direct(fun, tensors, needs_grad)
         return _staged(fun, tensors, is_late=_is_late(fun))
-    if not any(map(is_traced, fun.closed_over())):
-        if all(map(is_only_mapped, tensors)):
+    if not any([isinstance(value, Tracer) for value in fun.closed_over()]):
+        if not any(needs_grad):
             # Nothing is differentiated, unless the function reads it elsewhere: then it shows in the outputs.
             outputs = fun.alone(*map(asarray, tensors))
             if all(map(is_only_mapped, outputs)):
@@ -70,7 +72,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         elif is_at_one_level(tensors):
             # This fails if the function or its rule reads a traced value that is no argument.
             with contextlib.suppress(jax.errors.UnexpectedTracerError):
-                return _direct(fun, tensors)
+                return _direct(fun, tensors, needs_grad)
     fun.refuse_changes()
     try:
         return _staged(fun, tensors)
@@ -81,7 +83,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             outputs = fun.alone(*[asarray(jax.lax.stop_gradient(tensor)) for tensor in tensors])
             if not all([is_only_mapped(output) for output in outputs if is_floating(output)]):
                 raise jax.errors.UnexpectedTracerError("a traced value is captured.")
-            return _direct(fun, tensors)
+            return _direct(fun, tensors, needs_grad)
         except jax.errors.UnexpectedTracerError as error:
             cause = "the function looks at values, as `if x > 0` does, so JAX cannot trace what it closes over."
             raise messages.unserved_variables("jax", cause, fun) from error
@@ -95,7 +97,7 @@ def _with_rule(
     `name` is that of the function. `known` is the rule if it is traced already.
     """
 
-    def with_residuals(*args: Any) -> tuple[Sequence[Any], Rule, Sequence[Any]]:
+    def with_residuals(is_recorded: bool, args: Sequence[Any]) -> tuple[Sequence[Any], Rule, Sequence[Any]]:
         try:
             outputs, _, residuals = (again or run)(*args)
         except ValueError as error:
@@ -103,24 +105,25 @@ def _with_rule(
             if "callbacks do not support JVP" in str(error):
                 raise messages.callback_differentiated(name) from error
             raise
-        return outputs, *residuals()
+        return outputs, *residuals(is_recorded)
 
     def outputs_alone(*args: Any) -> Tensors:
         outputs, used, _ = run(*args)
         return rule_primitives.alone(name, outputs, used, args, known)
 
     def forward(*args: Any) -> tuple[Tensors, Partial]:
-        outputs, rule, values = with_residuals(*args)
-        # Only if the gradient is differentiated again, the outputs must keep the rule.
-        tied = rule_primitives.tie(rule, values, outputs, args) if is_recording() else tuple(outputs)
-        return tied, Partial(rule, [*values, *rule.extras(tied)])  # type: ignore[no-untyped-call]
+        # Only if the gradient is differentiated again, the rule is traced, and the outputs must keep it.
+        is_recorded = is_recording()
+        outputs, rule, values = with_residuals(is_recorded, args)
+        tied = rule_primitives.tie(rule, values, outputs, args) if is_recorded else tuple(outputs)
+        return tied, Partial(rule, [*values, *tied] if rule.takes_output else values)  # type: ignore[no-untyped-call]
 
     def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        outputs, rule, values = with_residuals(*args)
+        outputs, rule, values = with_residuals(is_recording(), args)
         return rule_primitives.jvp(lambda *args: rule_primitives.tie(rule, values, outputs, args), args, tangents)
 
     outputs_alone.__signature__ = forward.__signature__ = _ANY  # type: ignore[attr-defined]
-    if all([is_reversed(value) for value in args if is_traced(value)]):
+    if all([is_reversed(value) for value in args if isinstance(value, Tracer)]):
         reverse = jax.custom_vjp(outputs_alone)
         reverse.defvjp(forward, _backward)
         return reverse(*args)
@@ -147,25 +150,25 @@ def _backward(residuals: Partial, cotangents: Tensors) -> Tensors:
 _backward.__signature__ = inspect.signature(_backward)  # type: ignore[attr-defined]
 
 
-def _direct(fun: Function, tensors: Sequence[Any]) -> Tensors:
+def _direct(fun: Function, tensors: Sequence[Any], needs_grad: Sequence[bool]) -> Tensors:
     """Returns the outputs of a run on the tensors themselves, whose rule is traced only when JAX asks for it."""
-    needs_grad = [not is_only_mapped(tensor) for tensor in tensors]
     run = functools.partial(_run, fun, needs_grad)
     return _with_rule(fun.name, run, tensors) if any(needs_grad) else run(*tensors)[0]
 
 
 def _run(
     fun: Function, needs_grad: Sequence[bool], *tensors: Any
-) -> tuple[Tensors, Sequence[Any], Callable[[], Residuals]]:
+) -> tuple[Tensors, Sequence[Any], Callable[[bool], Residuals]]:
     # An array of NumPy's that is differentiated arrives here unchanged.
     outputs, pullback = fun(*map(asarray, tensors))
     read = (*outputs, *pullback.closed_over())
-    if not is_staging() and any(map(is_traced, read)) and not any(map(is_traced, tensors)):
+    is_captured = not is_staging() and any([isinstance(value, Tracer) for value in read])
+    if is_captured and not any([isinstance(tensor, Tracer) for tensor in tensors]):
         raise jax.errors.UnexpectedTracerError("the function reads a traced value that is not among its arguments.")
     rule = _flat(pullback, outputs, needs_grad)
 
-    def residuals() -> Residuals:
-        if is_recording():
+    def residuals(is_recorded: bool) -> Residuals:
+        if is_recorded:
             return _traced(fun, rule, outputs, pullback.takes_output)
         # The gradient will not be differentiated, so the rule runs as Python and may look at values.
         late = lambda outputs, cotangents: rule(cotangents, outputs)  # noqa: E731
@@ -214,7 +217,8 @@ def _is_late(fun: Function) -> bool:
     """
     identity, being_traced = _identity(fun), _being_traced.get()
     count = [code for code, *_ in being_traced].count(identity[0])
-    return count > 1 or identity in being_traced or (count == 1 and not any(map(is_traced, fun.closed_over())))
+    is_closed = count == 1 and not any([isinstance(value, Tracer) for value in fun.closed_over()])
+    return count > 1 or identity in being_traced or is_closed
 
 
 def _identity(fun: Function) -> tuple[Any, ...]:
@@ -237,7 +241,8 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
         program = _Program(fun, tensors, variables=program.captured())
     # The rule gives the gradients of the arguments, and then those of the variables.
     variables, start = program.variables or (), len(tensors)
-    hoisted = {id(value): value for value in (*variables, *filter(is_traced, program.consts))}
+    traced = [const for const in program.consts if isinstance(const, Tracer)]
+    hoisted = {id(value): value for value in (*variables, *traced)}
     rule, error = program.rule, program.error
     captured = program.captured() if is_late or program.refusal is not None else []
     if captured:
@@ -257,22 +262,22 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
         # The rule is the derivative of the outputs, so that of what computes them is never asked for.
         evaluated = linear.without_tangents(jaxpr, count)
 
-    def run(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]:
+    def run(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[bool], Residuals]]:
         values = [const if place is None else args[place] for place, const in consts]
         results = evaluated(values, *args[:start])
 
-        def residuals() -> Residuals:
+        def residuals(is_recorded: bool) -> Residuals:
             if error is not None:
                 raise refusing.copied(error)
             return rule.at(gradients), results[count:]
 
         return results[:count], results[count:], residuals
 
-    def again(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]:
+    def again(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[bool], Residuals]]:
         outputs, used, residuals = _run(fun, needs_grad, *args[:start])
 
-        def of_all() -> Residuals:
-            rule, values = residuals()
+        def of_all(is_recorded: bool) -> Residuals:
+            rule, values = residuals(is_recorded)
             # The run without a derivative, which has no rule, has the batch of a vmap in all floating outputs.
             return dataclasses.replace(rule.at(gradients), places=None), values
 
@@ -302,7 +307,7 @@ class _Program:
     def __init__(
         self, fun: Function, tensors: Sequence[Any], is_late: bool = False, variables: Sequence[Any] | None = None
     ):
-        self.variables, self.needs_grad = variables, [*map(is_traced, tensors)]
+        self.variables, self.needs_grad = variables, [isinstance(tensor, Tracer) for tensor in tensors]
         self.is_late, self.is_waiting = is_late, False
         self.rule: Any = None
         self.error: Exception | None = None
@@ -338,7 +343,7 @@ class _Program:
 
         JAX itself tells: it linearizes the program, and drops the tangents that no output needs.
         """
-        hoisted = [const for const in self.consts if is_traced(const) and is_floating(const)]
+        hoisted = [const for const in self.consts if isinstance(const, Tracer) and is_floating(const)]
         if not hoisted:
             return []
         places = {id(const): place for place, const in enumerate(hoisted)}

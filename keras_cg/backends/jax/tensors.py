@@ -10,7 +10,7 @@ import jax
 import jax.numpy as namespace
 import numpy
 
-from keras_cg.backends.jax.names import trace_state
+from keras_cg.backends.jax.names import INSIDE, trace_state
 
 tensors = (jax.Array, jax.core.Tracer)
 
@@ -68,16 +68,16 @@ with jax.core.eval_context():
 
 
 def is_known(tensors: Sequence[Any]) -> bool:
-    return not any(map(is_traced, tensors))
-
-
-def is_traced(value: Any) -> bool:
-    """Whether a value is a tracer: JAX differentiates it, batches it or puts it into a program."""
-    return isinstance(value, jax.core.Tracer)
+    # A tracer is what JAX differentiates, batches or puts into a program.
+    return not any([isinstance(tensor, jax.core.Tracer) for tensor in tensors])
 
 
 def is_plain(value: object) -> bool:
     return isinstance(value, jax.Array)
+
+
+# For a shorter look at what is asked in each call: a plain array, and what JAX makes of one that it does not stage.
+plain = frozenset({type(namespace.zeros(())), *INSIDE})
 
 
 def types(tensors: Sequence[Any]) -> list[Any]:

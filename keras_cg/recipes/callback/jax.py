@@ -17,14 +17,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from keras_cg.backends.jax.names import ShapedArray, is_staging
-from keras_cg.backends.jax.tensors import dtype, is_floating, is_traced, shape
+from keras_cg.backends.jax.tensors import dtype, is_floating, is_known, shape
 from keras_cg.recipes.callback.host import Host, Kind
 
 
 def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Calls a function of NumPy arrays at once, or adds a primitive to the program that JAX traces."""
     function = host.function()
-    if not is_staging() and not any(map(is_traced, tensors)):
+    if not is_staging() and is_known(tensors):
         # Not by a program, because an exception would lose its type there.
         return tuple(map(namespace.asarray, function.run([*map(numpy.asarray, tensors)], host.arguments)))
     promised = function.results([Kind(shape(tensor), dtype(tensor)) for tensor in tensors], host.arguments)
