@@ -8,7 +8,7 @@ from leaves import gradient, leaf
 from keras_cg import custom_gradient
 
 # Forward, and backward.
-BUDGETS = {"jax": (30, 9), "numpy": (18, 10), "tensorflow": (30, 8), "torch": (12, 5)}
+BUDGETS = {"jax": (30, 9), "numpy": (16, 10), "tensorflow": (30, 8), "torch": (12, 5)}
 
 
 def frames(run):

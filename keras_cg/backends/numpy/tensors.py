@@ -84,9 +84,11 @@ def needs_grad(tensors: Sequence[Any]) -> list[bool]:
 
 def is_plain(value: object) -> bool:
     kind = type(value)
-    if kind is numpy.ndarray:
-        return value.dtype.kind in "biufc"  # type: ignore[attr-defined]
-    return kind is ArrayBox and is_tensor(innermost(value))
+    if kind is ArrayBox:
+        while isinstance(value, Box):
+            value = value._value
+        return isinstance(value, _arrays) and value.dtype.kind in "biufc"
+    return kind is numpy.ndarray and value.dtype.kind in "biufc"  # type: ignore[attr-defined]
 
 
 def innermost(tensor: Any) -> Any:
