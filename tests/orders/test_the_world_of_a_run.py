@@ -830,15 +830,22 @@ def test_an_attribute_that_the_run_has_set_to_the_same_object_again(eager, kind)
 
 
 @pytest.mark.limit
-@pytest.mark.parametrize("place", ["attribute", "variable"])
+@pytest.mark.parametrize("place", ["attribute", "deleted again", "variable"])
 def test_a_flag_that_had_this_value_before_the_first_run(eager, place):
     """A limit: nothing shows that the first two runs have set the attribute."""
     flag, owner, one = True, types.SimpleNamespace(flag=True), eager.tensor(np.float32(1.0))
+    reads = {
+        "attribute": lambda: owner.flag,
+        "deleted again": lambda: getattr(owner, "new", True),
+        "variable": lambda: flag,
+    }[place]
 
     def fun(x, value):
         nonlocal flag
-        owner.flag = flag = value
-        return x * 1, lambda upstream: ((7 if (owner.flag if place == "attribute" else flag) else 3) * upstream, None)
+        owner.flag = owner.new = flag = value
+        if value:
+            del owner.new
+        return x * 1, lambda upstream: ((7 if reads() else 3) * upstream, None)
 
     # A code of its own, because what a run of a code has set counts from then on.
     fun.__code__ = fun.__code__.replace()
