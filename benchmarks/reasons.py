@@ -48,12 +48,8 @@ def _contract() -> dict[str, str]:
 CONTRACT = _contract()
 
 
-# Functions that are gone, and that the page of the last measurement names.
-FORMER = {"keras_cg.engine.comparing:_of_function": "What a function of a rule holds, for the comparison of two runs."}
-
-
 def why(function: str, doc: str) -> str:
     """The reason for a frame of `module:function`, whose docstring begins with `doc`."""
     module, _, name = function.partition(":")
     of_a_backend = CONTRACT.get(name, "") if module.startswith("keras_cg.backends.") else ""
-    return WHY.get(function) or FORMER.get(function) or doc or of_a_backend
+    return WHY.get(function) or doc or of_a_backend
