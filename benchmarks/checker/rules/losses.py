@@ -92,12 +92,7 @@ def focal(x):
     return -(1 - p) * (1 - p) * log, lambda u: u * (1 - p) * (1 - p) * (2 * p * log - (1 - p))
 
 
-@rule(
-    lambda x, k: np.mean(np.exp(x) - k * x),
-    lambda x, k, u: [u * (np.exp(x) - k) / 8, None],
-    signed(8),
-    labels(5, 8),
-)
+@rule(lambda x, k: np.mean(np.exp(x) - k * x), lambda x, k, u: [u * (np.exp(x) - k) / 8, None], signed(8), labels(5, 8))
 def poisson_of_counts(x, k):
     e, count = ops.exp(x), ops.astype(k, x.dtype)
     return ops.mean(e - count * x), lambda u: (u * (e - count) / 8, None)

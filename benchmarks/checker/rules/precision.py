@@ -88,12 +88,7 @@ def many_magnitudes(x):
     return ops.log(x), lambda u: u / x
 
 
-@rule(
-    lambda x: (1e6 + x) ** 2 - 1e12,
-    lambda x, u: 2 * u * (1e6 + x),
-    signed(3, dtype="float64"),
-    is_rounded=True,
-)
+@rule(lambda x: (1e6 + x) ** 2 - 1e12, lambda x, u: 2 * u * (1e6 + x), signed(3, dtype="float64"), is_rounded=True)
 def difference_of_large_numbers(x):
     far = 1e6 + x
     return far * far - 1e12, lambda u: 2 * u * far
