@@ -154,23 +154,19 @@ def spread(found: Sequence[float], show: Callable[[float], str] = "{:.2f}".forma
     return f"{median} ({low} to {high})"
 
 
-def cell(found: dict[str, Any] | None) -> str:
+def cell(found: dict[str, Any] | None, show: Callable[[float], str] = duration) -> str:
     """A contestant in a line of figures."""
     if found is None:
         return ""
     if "says" in found:
         return str(found["says"]).replace("|", "\\|")
-    time = duration(found["time"][1])
-    return f"{time} ({spread(found['ratio'])})" if "ratio" in found else f"{time}"
+    time = show(found["time"][1])
+    return f"{time} ({spread(found['ratio'])})" if "ratio" in found else time
 
 
-def per_second(found: dict[str, Any] | None) -> str:
-    """A contestant in a line of figures, by how often a second does it."""
-    if found is None or "says" in found:
-        return cell(found)
-    steps = 1 / found["time"][1]
-    shown = f"{steps:,.0f} /s" if steps > 100 else f"{steps:.3g} /s"
-    return f"{shown} ({spread(found['ratio'])})" if "ratio" in found else shown
+def per_second(seconds: float) -> str:
+    """How often a second something is done that takes so long."""
+    return f"{1 / seconds:,.0f} /s" if 1 / seconds > 100 else f"{1 / seconds:.3g} /s"
 
 
 def often(count: float) -> str:
@@ -427,8 +423,8 @@ def _training(results: Results) -> list[str]:
     rows = []
     for backend in results["backends"]:
         for line in lines_of(results, backend, measure="one training step"):
-            told = [line["contestants"].get(name) for name in COLUMNS[:-1]]
-            rows.append((f"{backend}, {line['workload']}", *map(per_second, told)))
+            told = [cell(line["contestants"].get(name), per_second) for name in COLUMNS[:-1]]
+            rows.append((f"{backend}, {line['workload']}", *told))
     return table(("network", *COLUMNS[:-1]), rows)
 
 

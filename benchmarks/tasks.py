@@ -44,15 +44,6 @@ def _leaves(nest: Any) -> Iterator[Any]:
         yield nest
 
 
-def mapped(function: Function, nest: Any) -> Any:
-    """A nest with `function` of each leaf."""
-    if isinstance(nest, dict):
-        return {key: mapped(function, each) for key, each in nest.items()}
-    if isinstance(nest, (tuple, list)):
-        return type(nest)(mapped(function, each) for each in nest)
-    return function(nest)
-
-
 def points(size: int) -> numpy.ndarray:
     """What the functions are computed on."""
     return numpy.linspace(-1, 1, size, dtype=numpy.float32)

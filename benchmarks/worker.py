@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import optree
 
 import keras_cg
 from benchmarks import measure, networks, tasks
@@ -59,7 +60,7 @@ class Bench:
 
     def arguments(self, workload: Workload) -> Any:
         """Its arguments as tensors."""
-        return tasks.mapped(self.kit.tensor, workload.arguments)
+        return optree.tree_map(self.kit.tensor, workload.arguments)
 
     def verdict(self, workload: Workload, program: Program) -> str | None:
         """What is to be said of a contestant whose program, `() -> (outputs, gradients)`, is not right."""

@@ -9,12 +9,13 @@ from typing import Any
 
 import keras
 import numpy
+import optree
 import torch
 
 import keras_cg
 from benchmarks.measure import BY_HAND, KERAS, NATIVE, OURS, Program
 from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
-from benchmarks.tasks import Function, both, contestants, flat, mapped
+from benchmarks.tasks import Function, both, contestants, flat
 
 CLOCK = time.thread_time
 CHAIN = 1000
@@ -366,7 +367,7 @@ calls = {"call of constants": _of_constants, "call in no_grad": _in_no_grad}
 
 
 def _trainable(arguments: Any) -> Any:
-    return mapped(lambda each: each.clone().requires_grad_(), arguments)
+    return optree.tree_map(lambda each: each.clone().requires_grad_(), arguments)
 
 
 def vjp(function: Function, arguments: Any) -> Program:
