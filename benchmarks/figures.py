@@ -1,9 +1,16 @@
-"""The figures of a report in git: what its page shows, on few lines."""
+"""What both reports are written with: the tables of a page, and its figures in git, on few lines."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], rest: str = "---") -> list[str]:
+    """A table in Markdown, and an empty line; `rest` says how all columns but the first are set."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
+    return [lines[0], "|---|" + f"{rest}|" * (len(head) - 1), *lines[1:], ""]
 
 
 def on_few_lines(value: Any, indent: int = 0) -> str:

@@ -18,7 +18,6 @@ WHY = {
     "keras_cg.backends.numpy.attach:_vjps": "Tells autograd what the backward pass of its primitive is.",
     "keras_cg.engine.references:_of_function": "What a function of a rule holds, for the comparison of two runs.",
     "keras_cg.namespaces.jax:clip": "`ops.clip`, with bounds of any size.",
-    "keras_cg.namespaces.numpy.functions:broadcast_to": "`ops.where` broadcasts by it.",
     "keras_cg.namespaces.numpy.functions:clip": "`ops.clip`, with bounds of any size.",
     "keras_cg.namespaces.numpy.functions:where": "`ops.where`: autograd has its gradient wrong where it broadcasts.",
     "keras_cg.backends.numpy.tensors:conjugate": "autograd's gradient of a complex number is the conjugate of ours.",
@@ -26,7 +25,6 @@ WHY = {
     "keras_cg.backends.numpy.tensors:is_floating": "An integer output takes part in no gradient.",
     "keras_cg.namespaces.torch.arguments:_converted": "`ops` takes NumPy's arrays and numbers on torch.",
     "keras_cg.namespaces.tensorflow.elementwise:clip": "`ops.clip`, with bounds of any size.",
-    "keras_cg.backends.tensorflow.recording:_is_not_recording": "A tape may be told to record nothing: that is tried.",
     "keras_cg.backends.torch.attach:Attached.backward": "Calls the rule, if nothing that it reads was changed.",
     "keras_cg.backends.torch.attach:Attached.forward": "Saves the arguments; the output gets its node.",
     "keras_cg.frontend.decorator:CustomGradient.__call__": "The decorated function itself: it asks which backend runs.",
@@ -48,12 +46,8 @@ def _contract() -> dict[str, str]:
 CONTRACT = _contract()
 
 
-# Functions that are gone, and that the page of the last measurement names.
-FORMER = {"keras_cg.engine.comparing:_of_function": "What a function of a rule holds, for the comparison of two runs."}
-
-
 def why(function: str, doc: str) -> str:
     """The reason for a frame of `module:function`, whose docstring begins with `doc`."""
     module, _, name = function.partition(":")
     of_a_backend = CONTRACT.get(name, "") if module.startswith("keras_cg.backends.") else ""
-    return WHY.get(function) or FORMER.get(function) or doc or of_a_backend
+    return WHY.get(function) or doc or of_a_backend

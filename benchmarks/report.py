@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import reasons
-from benchmarks.figures import on_few_lines
+from benchmarks.figures import on_few_lines, table
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN
 
 # How many rounds the first gradient has, and the account of what an import takes: each is a new process.
@@ -154,33 +154,19 @@ def spread(found: Sequence[float], show: Callable[[float], str] = "{:.2f}".forma
     return f"{median} ({low} to {high})"
 
 
-def row(*cells: Any) -> str:
-    """A row of a table."""
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """A table, and an empty line."""
-    return [row(*head), "|" + "---|" * len(head), *(row(*each) for each in rows), ""]
-
-
-def cell(found: dict[str, Any] | None) -> str:
+def cell(found: dict[str, Any] | None, show: Callable[[float], str] = duration) -> str:
     """A contestant in a line of figures."""
     if found is None:
         return ""
     if "says" in found:
         return str(found["says"]).replace("|", "\\|")
-    time = duration(found["time"][1])
-    return f"{time} ({spread(found['ratio'])})" if "ratio" in found else f"{time}"
+    time = show(found["time"][1])
+    return f"{time} ({spread(found['ratio'])})" if "ratio" in found else time
 
 
-def per_second(found: dict[str, Any] | None) -> str:
-    """A contestant in a line of figures, by how often a second does it."""
-    if found is None or "says" in found:
-        return cell(found)
-    steps = 1 / found["time"][1]
-    shown = f"{steps:,.0f} /s" if steps > 100 else f"{steps:.3g} /s"
-    return f"{shown} ({spread(found['ratio'])})" if "ratio" in found else shown
+def per_second(seconds: float) -> str:
+    """How often a second something is done that takes so long."""
+    return f"{1 / seconds:,.0f} /s" if 1 / seconds > 100 else f"{1 / seconds:.3g} /s"
 
 
 def often(count: float) -> str:
@@ -220,25 +206,16 @@ class Target(NamedTuple):
         return self.what, self.limit, self.found if isinstance(self.found, str) else f"{spread(self.found)} {self.unit}"
 
 
-def _ratio(backend: str, line: Line, to: str, most: float) -> Target:
-    return _judged(backend, line, "ratio", to, f"≤ {most} × {to}", most)
-
-
-def _difference(backend: str, line: Line, to: str, most: float) -> Target:
-    found = _judged(backend, line, "difference", to, f"≤ {to} + {most} µs", most * 1e-6)
-    if isinstance(found.found, str):
-        return found
-    return found._replace(found=[1e6 * seconds for seconds in found.found], unit="µs more")
-
-
-def _judged(backend: str, line: Line, key: str, to: str, limit: str, most: float) -> Target:
+def _judged(backend: str, line: Line, to: str, most: float, key: str) -> Target:
     what, contestants = f"{backend}, {line['workload']}: {line['measure']}", line["contestants"]
+    is_ratio = key == "ratio"
+    limit = f"≤ {most} × {to}" if is_ratio else f"≤ {to} + {most} µs"
     # What ours does not do is missed; what cannot be done by them is met.
     for name in (OURS, to):
         if "says" in contestants[name]:
             return Target(what, limit, f"{name}: {contestants[name]['says']}", name != OURS)
-    found = contestants[to][key]
-    return Target(what, limit, found, found[1] <= most)
+    found = [each if is_ratio else 1e6 * each for each in contestants[to][key]]
+    return Target(what, limit, found, found[1] <= most, "×" if is_ratio else "µs more")
 
 
 # For the lines of figures of a backend whose workload and measure begin so: the contestant that we are compared with,
@@ -284,7 +261,7 @@ RATIOS = (
     *((backend, "a nest of 1,000", "forward and", BY_HAND, 1.3) for backend in ("jax", "numpy", "tensorflow", "torch")),
 )
 # How much longer than the function alone a call may take that nothing differentiates, in microseconds.
-MORE = (("torch", SMALL, "call in no_grad", 1.5), ("jax", SMALL, "call outside", 10))
+MORE = (("torch", SMALL, "call in no_grad", ALONE, 1.5), ("jax", SMALL, "call outside", ALONE, 10))
 
 
 # Why a target is missed, for those that begin so; a test finds a reason for each, and none too many.
@@ -321,12 +298,10 @@ def why(target: Target) -> str | None:
 
 def targets(results: Results) -> Iterator[Target]:
     """Every target, as far as it was measured."""
-    for backend, workload, measure, contestant, most in RATIOS:
-        for line in lines_of(results, backend, workload, measure):
-            yield _ratio(backend, line, contestant, most)
-    for backend, workload, measure, most in MORE:
-        for line in lines_of(results, backend, workload, measure):
-            yield _difference(backend, line, ALONE, most)
+    for key, limits in (("ratio", RATIOS), ("difference", MORE)):
+        for backend, workload, measure, to, most in limits:
+            for line in lines_of(results, backend, workload, measure):
+                yield _judged(backend, line, to, most, key)
     for backend, found in results["backends"].items():
         if "skipped" in found:
             ratio = found["skipped"]["ratio"]
@@ -448,8 +423,8 @@ def _training(results: Results) -> list[str]:
     rows = []
     for backend in results["backends"]:
         for line in lines_of(results, backend, measure="one training step"):
-            told = [line["contestants"].get(name) for name in COLUMNS[:-1]]
-            rows.append((f"{backend}, {line['workload']}", *map(per_second, told)))
+            told = [cell(line["contestants"].get(name), per_second) for name in COLUMNS[:-1]]
+            rows.append((f"{backend}, {line['workload']}", *told))
     return table(("network", *COLUMNS[:-1]), rows)
 
 

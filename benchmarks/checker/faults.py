@@ -130,10 +130,6 @@ def is_floating(x):
     return np.dtype(config.active.dtype(x)).kind in "fc"
 
 
-def is_complex(x):
-    return config.active.dtype(x).startswith("complex")
-
-
 def floating(arrays):
     return [each for each in arrays if each.dtype.kind in "fc"]
 

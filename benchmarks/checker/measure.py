@@ -81,9 +81,7 @@ def check(case):
         return {"status": "passed" if is_content else "failed", "said": [], "checks": []}
     # A compiler takes seconds: it runs for the first seed of a right rule, and for the faults that hang on it.
     compiled = case.seed == 0 if kind is None else kind.shows == "compiled"
-    options = {"seed": case.seed, "compiled": compiled, "expected": rule.expected}
-    if case.tool == FAST:
-        options["fast"] = True
+    options = {"seed": case.seed, "compiled": compiled, "expected": rule.expected, "fast": case.tool == FAST}
     report = check_gradients(rule.decorated(flat), *rule.pack(*arrays), **options)
     told = [each for each in report.findings if each.status in ("failed", "undecided")]
     return {

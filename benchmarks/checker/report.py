@@ -7,6 +7,7 @@ Each backend runs in processes of its own, two at a time, which write a line for
 import argparse
 import concurrent.futures
 import datetime
+import functools
 import json
 import pathlib
 import platform
@@ -18,7 +19,7 @@ from importlib import metadata
 
 from benchmarks.checker import faults, rules
 from benchmarks.checker.measure import FAST, OURS, PARTS, pairs
-from benchmarks.figures import on_few_lines
+from benchmarks.figures import on_few_lines, table
 
 ROOT = pathlib.Path(__file__).parents[2]
 REPORTS = ROOT / "docs" / "reports"
@@ -158,12 +159,8 @@ def told(line):
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def row(*cells):
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def table(head, rows):
-    return [row(*head), row("---", *["---:"] * (len(head) - 1)), *(row(*cells) for cells in rows)]
+# Numbers stand at the right.
+numbers = functools.partial(table, rest="---:")
 
 
 def share(part, whole):
@@ -188,9 +185,9 @@ def render(results):
         "rounded": ", ".join(name for name, is_rounded in results["rules"].items() if is_rounded),
     }
     lines = [INTRO.format(date=results["date"], python=results["python"], **facts)]
-    lines += ["## Totals", "", *totals(results), "", f"![Detection by kind of fault]({PICTURE.name})", ""]
-    lines += ["## By kind of fault", "", *by_kind(results), ""]
-    lines += ["## Compared with the frameworks' own tools", "", *beside(results), ""]
+    lines += ["## Totals", "", *totals(results), f"![Detection by kind of fault]({PICTURE.name})", ""]
+    lines += ["## By kind of fault", "", *by_kind(results)]
+    lines += ["## Compared with the frameworks' own tools", "", *beside(results)]
     lines += ["## Right rules", "", *right(results), ""]
     lines += ["## Missed faults", "", *slips(results), ""]
     lines += ["## Faults that are found and not named", "", *unnamed(results), ""]
@@ -214,7 +211,7 @@ def totals(results):
             seconds = results["seconds"][f"{backend}: {tool}"]
             rows.append((f"`{tool}` on `{backend}`", planted, measured, *shares, seconds))
     head = "", "planted", "measured", "found", "undecided", "named, of those found", "seconds of a processor, median"
-    return table(head, rows)
+    return numbers(head, rows)
 
 
 def is_on(kind, backend):
@@ -231,7 +228,7 @@ def by_kind(results):
     return [
         "Found of those measured; the last column has the share of those found that is named, on all backends.",
         "",
-        *table(("kind", "planted in rules", *[f"`{name}`" for name in found], "named"), rows),
+        *numbers(("kind", "planted in rules", *[f"`{name}`" for name in found], "named"), rows),
     ]
 
 
@@ -248,7 +245,7 @@ def beside(results):
         alarms = results["right"].get(f"{backend}: {tool}", {}).get("ordinary", {"failed": 0, "cases": 0})
         shares = share(found, measured), share(alarms["failed"], alarms["cases"]), share(ours[1], ours[0])
         rows.append((f"`{tool}` on `{backend}`", measured, *shares))
-    return table(
+    return numbers(
         ("", "measured", "found", "false alarms on right rules", "`check_gradients`, on all such faults"), rows
     )
 
@@ -257,13 +254,12 @@ def right(results):
     ours, rows = {key: each for key, each in results["right"].items() if key.endswith(f": {OURS}")}, []
     for key, parts in ours.items():
         cells = [parts.get(part, {"cases": 0, "failed": 0, "undecided": 0}) for part in ("ordinary", "rounded")]
-        numbers = [each[name] for each in cells for name in ("cases", "failed", "undecided")]
-        rows.append((f"`{OURS}` on `{key.partition(':')[0]}`", *numbers))
+        counts = [each[name] for each in cells for name in ("cases", "failed", "undecided")]
+        rows.append((f"`{OURS}` on `{key.partition(':')[0]}`", *counts))
     three = "cases", "false alarms", "undecided"
-    lines = table(("", *three, f"where rounding leaves nothing: {three[0]}", *three[1:]), rows)
+    lines = numbers(("", *three, f"where rounding leaves nothing: {three[0]}", *three[1:]), rows)
     count = sum(each["ordinary"]["cases"] for each in ours.values() if "ordinary" in each)
     lines += [
-        "",
         f"{count} ordinary cases in all. The rule with an empty argument is among them: undecided is right there,"
         " because nothing is compared.",
     ]

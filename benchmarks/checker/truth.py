@@ -56,9 +56,7 @@ def difference(came, right):
         if other is None:
             continue
         one = np.asarray(one)
-        if one.shape != other.shape:
-            return np.inf
-        if not np.isfinite(one).all():
+        if one.shape != other.shape or not np.isfinite(one).all():
             return np.inf
         size = max(np.abs(one).max(initial=0), np.abs(other).max(initial=0))
         if size > 0:
@@ -87,12 +85,8 @@ def in_gradient(rule, flat, args):
             if len(came) != len(point):
                 return np.inf
             right = right_gradient(rule, point, scaled)
-            worst = max(
-                worst,
-                difference(
-                    [0 * r if c is None and r is not None else c for c, r in zip(came, right, strict=True)], right
-                ),
-            )
+            pairs = zip(came, right, strict=True)
+            worst = max(worst, difference([0 * r if c is None and r is not None else c for c, r in pairs], right))
     return worst
 
 
@@ -150,15 +144,10 @@ def flat_for_calls(flat):
 
 def in_dtype(rule, flat, arrays):
     """The difference in the dtypes that the arguments have."""
-    with np.errstate(all="ignore"):
-        outputs, gradient = flat(*arrays)
-        ups = [
-            each.astype(np.asarray(like).dtype)
-            for each, like in zip(
-                upstreams(np.random.default_rng(9), as_tuple(outputs)), as_tuple(outputs), strict=True
-            )
-        ]
-        came = as_tuple(gradient(*ups))
+    outputs, gradient = flat(*arrays)
+    pairs = zip(upstreams(np.random.default_rng(9), as_tuple(outputs)), as_tuple(outputs), strict=True)
+    ups = [each.astype(np.asarray(like).dtype) for each, like in pairs]
+    came = as_tuple(gradient(*ups))
     return difference(came, right_gradient(rule, wide(arrays), ups))
 
 

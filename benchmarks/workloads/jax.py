@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import keras
 import numpy
 
-import keras_cg
-from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
+from benchmarks.measure import KERAS, NATIVE, Program
 from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
-from benchmarks.tasks import Function, both
+from benchmarks.tasks import Function, both, contestants
 
 CLOCK = time.perf_counter
 CHAIN = 100
@@ -42,14 +41,8 @@ def wait(nest: Any) -> Any:
 
 
 def _contestants(function: Function, by_hand: Function, plain: Function) -> dict[str, Function | str]:
-    return {
-        OURS: keras_cg.custom_gradient(function),
-        KERAS: keras.ops.custom_gradient(function),
-        NATIVE: jax.custom_gradient(function),
-        BY_HAND: by_hand,
-        PLAIN: plain,
-        ALONE: function,
-    }
+    others = {KERAS: keras.ops.custom_gradient(function), NATIVE: jax.custom_gradient(function)}
+    return contestants(function, by_hand, plain, others)
 
 
 def log1pexp() -> dict[str, Function | str]:

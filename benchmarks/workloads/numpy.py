@@ -15,10 +15,9 @@ from autograd.core import make_vjp
 from autograd.extend import defvjp, defvjp_argnums, primitive
 from autograd.tracer import getval
 
-import keras_cg
-from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
+from benchmarks.measure import KERAS, NATIVE, Program
 from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
-from benchmarks.tasks import Function, both, flat
+from benchmarks.tasks import Function, both, contestants, flat
 
 CLOCK = time.thread_time
 CHAIN = 1000
@@ -45,14 +44,8 @@ def wait(nest: Any) -> Any:
 
 
 def _contestants(function: Function, by_hand: Function, plain: Function) -> dict[str, Function | str]:
-    return {
-        OURS: keras_cg.custom_gradient(function),
-        KERAS: "warns that it has no gradient",
-        NATIVE: "autograd has none",
-        BY_HAND: by_hand,
-        PLAIN: plain,
-        ALONE: function,
-    }
+    others = {KERAS: "warns that it has no gradient", NATIVE: "autograd has none"}
+    return contestants(function, by_hand, plain, others)
 
 
 def log1pexp() -> dict[str, Function | str]:

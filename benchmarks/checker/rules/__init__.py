@@ -89,16 +89,16 @@ def uniform(low, high, *shape, dtype="float32"):
     return lambda draw: draw.uniform(low, high, shape).astype(dtype)
 
 
-def signed(*shape, dtype="float32", low=0.3, high=1.6):
+def signed(*shape, dtype="float32"):
     """Numbers of either sign, none of them near zero; of two or more, one of each sign at least."""
 
     def make(draw):
         signs = draw.choice([-1.0, 1.0], shape)
         if signs.size > 1:
             signs.ravel()[:2] = -1, 1
-        found = draw.uniform(low, high, shape) * signs
+        found = draw.uniform(0.3, 1.6, shape) * signs
         if np.dtype(dtype).kind == "c":
-            found = found + 1j * draw.uniform(low, high, shape) * draw.choice([-1.0, 1.0], shape)
+            found = found + 1j * draw.uniform(0.3, 1.6, shape) * draw.choice([-1.0, 1.0], shape)
         return found.astype(dtype)
 
     return make
@@ -108,21 +108,20 @@ def positive(*shape, dtype="float32"):
     return uniform(0.3, 2.2, *shape, dtype=dtype)
 
 
-def apart(*shape, dtype="float32"):
+def apart(*shape):
     """Numbers in any order of which no two are near each other."""
 
     def make(draw):
         size = int(np.prod(shape))
-        return (
-            (draw.permutation(size) * 0.7 - 0.35 * size + 0.2 + draw.uniform(0, 0.2, size)).reshape(shape).astype(dtype)
-        )
+        found = draw.permutation(size) * 0.7 - 0.35 * size + 0.2 + draw.uniform(0, 0.2, size)
+        return found.reshape(shape).astype("float32")
 
     return make
 
 
-def regular(n, dtype="float32", batch=()):
-    """Square matrices far from singular."""
-    return lambda draw: (draw.uniform(-0.8, 0.8, (*batch, n, n)) + 2 * np.eye(n)).astype(dtype)
+def regular(n, dtype="float32"):
+    """A square matrix far from singular."""
+    return lambda draw: (draw.uniform(-0.8, 0.8, (n, n)) + 2 * np.eye(n)).astype(dtype)
 
 
 def labels(classes, *shape):
@@ -139,6 +138,11 @@ def sigmoid(x):
 def softmax(x):
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
+
+
+def softmax_gradient(x, u):
+    p = softmax(x)
+    return p * (u - (u * p).sum(-1, keepdims=True))
 
 
 def load():

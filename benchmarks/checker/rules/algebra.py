@@ -45,11 +45,7 @@ def quadratic(x, a):
     )
 
 
-@rule(
-    np.linalg.inv,
-    lambda a, u: -np.linalg.inv(a).T @ u @ np.linalg.inv(a).T,
-    regular(3),
-)
+@rule(np.linalg.inv, lambda a, u: -np.linalg.inv(a).T @ u @ np.linalg.inv(a).T, regular(3))
 def inverse(a):
     y = ops.linalg.inv(a)
     return y, lambda u: -t(y) @ u @ t(y)
@@ -57,10 +53,7 @@ def inverse(a):
 
 @rule(
     lambda a, b: np.linalg.solve(a, b),
-    lambda a, b, u: [
-        -np.outer(np.linalg.solve(a.T, u), np.linalg.solve(a, b)),
-        np.linalg.solve(a.T, u),
-    ],
+    lambda a, b, u: [-np.outer(np.linalg.solve(a.T, u), np.linalg.solve(a, b)), np.linalg.solve(a.T, u)],
     regular(3, "float64"),
     signed(3, dtype="float64"),
 )
@@ -98,21 +91,14 @@ def gram(x):
     return x @ t(x), lambda u: (u + t(u)) @ x
 
 
-@rule(
-    lambda a: a @ a @ a,
-    lambda a, u: u @ (a @ a).T + a.T @ u @ a.T + (a @ a).T @ u,
-    signed(3, 3),
-)
+@rule(lambda a: a @ a @ a, lambda a, u: u @ (a @ a).T + a.T @ u @ a.T + (a @ a).T @ u, signed(3, 3))
 def matrix_cube(a):
     square = a @ a
     return square @ a, lambda u: u @ t(square) + t(a) @ u @ t(a) + t(square) @ u
 
 
 @rule(
-    lambda a, b: a @ b,
-    lambda a, b, u: [u @ b.swapaxes(1, 2), a.swapaxes(1, 2) @ u],
-    signed(2, 2, 3),
-    signed(2, 3, 2),
+    lambda a, b: a @ b, lambda a, b, u: [u @ b.swapaxes(1, 2), a.swapaxes(1, 2) @ u], signed(2, 2, 3), signed(2, 3, 2)
 )
 def products_in_a_batch(a, b):
     return ops.matmul(a, b), lambda u: (ops.matmul(u, t(b)), ops.matmul(t(a), u))

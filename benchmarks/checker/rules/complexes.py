@@ -28,11 +28,7 @@ def power_of_a_wave(z):
     return x * x + y * y, lambda u: 2 * made_complex(u * x, u * y)
 
 
-@rule(
-    lambda a: np.exp(1j * a),
-    lambda a, u: np.real(np.conj(u) * 1j * np.exp(1j * a)),
-    signed(5),
-)
+@rule(lambda a: np.exp(1j * a), lambda a, u: np.real(np.conj(u) * 1j * np.exp(1j * a)), signed(5))
 def on_the_circle(a):
     return made_complex(ops.cos(a), ops.sin(a)), lambda u: ops.cos(a) * ops.imag(u) - ops.sin(a) * ops.real(u)
 

@@ -6,11 +6,7 @@ from benchmarks.checker.rules import positive, rule, sigmoid, signed, uniform
 from keras_cg import ops
 
 
-@rule(
-    lambda x: x * sigmoid(x),
-    lambda x, u: u * (sigmoid(x) + x * sigmoid(x) * (1 - sigmoid(x))),
-    signed(3, 4),
-)
+@rule(lambda x: x * sigmoid(x), lambda x, u: u * (sigmoid(x) + x * sigmoid(x) * (1 - sigmoid(x))), signed(3, 4))
 def swish(x):
     s = 1 / (1 + ops.exp(-x))
     return x * s, lambda u: u * s * (1 + x * (1 - s))
@@ -89,11 +85,7 @@ def cubic(x):
     return ((2 * x - 3) * x + 1) * x - 5, lambda u: u * (1 + x * (6 * x - 6))
 
 
-@rule(
-    lambda x: (np.sqrt(x**2 + 1) - 1) / 2 + x,
-    lambda x, u: u * (x / (2 * np.sqrt(x**2 + 1)) + 1),
-    signed(2, 2, 3),
-)
+@rule(lambda x: (np.sqrt(x**2 + 1) - 1) / 2 + x, lambda x, u: u * (x / (2 * np.sqrt(x**2 + 1)) + 1), signed(2, 2, 3))
 def bent_identity(x):
     root = ops.sqrt(x * x + 1)
     return (root - 1) / 2 + x, lambda u: u + u * x / (2 * root)
@@ -105,11 +97,7 @@ def softsign(x):
     return x / below, lambda u: u / (below * below)
 
 
-@rule(
-    lambda x: np.where(x > 0, x, np.expm1(x)),
-    lambda x, u: np.where(x > 0, u, u * np.exp(x)),
-    signed(4, 3),
-)
+@rule(lambda x: np.where(x > 0, x, np.expm1(x)), lambda x, u: np.where(x > 0, u, u * np.exp(x)), signed(4, 3))
 def elu(x):
     e = ops.exp(ops.where(x > 0, 0 * x, x))
     return ops.where(x > 0, x, e - 1), lambda u: u * e
@@ -132,11 +120,7 @@ def log_cosh(x):
     return size + ops.log1p(ops.exp(-2 * size)) - np.log(2.0).item(), lambda u: u * ops.tanh(x)
 
 
-@rule(
-    lambda x: np.where(x > 0, x, 0.2 * x),
-    lambda x, u: np.where(x > 0, u, 0.2 * u),
-    signed(11),
-)
+@rule(lambda x: np.where(x > 0, x, 0.2 * x), lambda x, u: np.where(x > 0, u, 0.2 * u), signed(11))
 def leaky_rectifier(x):
     slope = ops.where(x > 0, ops.ones_like(x), 0.2 * ops.ones_like(x))
     return slope * x, lambda u: slope * u

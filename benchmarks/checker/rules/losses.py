@@ -92,27 +92,21 @@ def focal(x):
     return -(1 - p) * (1 - p) * log, lambda u: u * (1 - p) * (1 - p) * (2 * p * log - (1 - p))
 
 
-@rule(
-    lambda x, k: np.mean(np.exp(x) - k * x),
-    lambda x, k, u: [u * (np.exp(x) - k) / 8, None],
-    signed(8),
-    labels(5, 8),
-)
+@rule(lambda x, k: np.mean(np.exp(x) - k * x), lambda x, k, u: [u * (np.exp(x) - k) / 8, None], signed(8), labels(5, 8))
 def poisson_of_counts(x, k):
     e, count = ops.exp(x), ops.astype(k, x.dtype)
     return ops.mean(e - count * x), lambda u: (u * (e - count) / 8, None)
 
 
+def triplet_gradient(a, p, n, u):
+    s = (2 * u * sigmoid(((a - p) ** 2 - (a - n) ** 2).sum(1)))[:, None]
+    return [s * (n - p), s * (p - a), s * (a - n)]
+
+
 @rule(
     lambda a, p, n: np.log1p(np.exp(((a - p) ** 2 - (a - n) ** 2).sum(1))),
-    lambda a, p, n, u: [
-        (u * sigmoid(((a - p) ** 2 - (a - n) ** 2).sum(1)))[:, None] * 2 * (n - p),
-        (u * sigmoid(((a - p) ** 2 - (a - n) ** 2).sum(1)))[:, None] * 2 * (p - a),
-        (u * sigmoid(((a - p) ** 2 - (a - n) ** 2).sum(1)))[:, None] * 2 * (a - n),
-    ],
-    signed(3, 2),
-    signed(3, 2),
-    signed(3, 2),
+    triplet_gradient,
+    *(signed(3, 2), signed(3, 2), signed(3, 2)),
 )
 def triplet(a, p, n):
     e = ops.exp(ops.sum((a - p) * (a - p) - (a - n) * (a - n), axis=1))

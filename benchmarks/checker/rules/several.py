@@ -2,16 +2,11 @@
 
 import numpy as np
 
-from benchmarks.checker.rules import as_tuple, positive, rule, sigmoid, signed, softmax, uniform
+from benchmarks.checker.rules import as_tuple, positive, rule, sigmoid, signed, softmax, softmax_gradient, uniform
 from keras_cg import ops
 
 
-@rule(
-    np.arctan2,
-    lambda y, x, u: [u * x / (x**2 + y**2), -u * y / (x**2 + y**2)],
-    signed(5),
-    signed(5),
-)
+@rule(np.arctan2, lambda y, x, u: [u * x / (x**2 + y**2), -u * y / (x**2 + y**2)], signed(5), signed(5))
 def angle(y, x):
     below = x * x + y * y
     return ops.atan2(y, x), lambda u: (u * x / below, -u * y / below)
@@ -28,22 +23,13 @@ def from_polar(r, a):
     return (x, y), lambda ux, uy: (ux * ops.cos(a) + uy * ops.sin(a), uy * x - ux * y)
 
 
-@rule(
-    lambda x, y: (x + y, x * y),
-    lambda x, y, u: [u[0] + u[1] * y, u[0] + u[1] * x],
-    signed(3, 2),
-    signed(3, 2),
-)
+@rule(lambda x, y: (x + y, x * y), lambda x, y, u: [u[0] + u[1] * y, u[0] + u[1] * x], signed(3, 2), signed(3, 2))
 def sum_and_product(x, y):
     return (x + y, x * y), lambda us, up: (us + up * y, us + up * x)
 
 
 @rule(
-    lambda x, w, b: x * w + b,
-    lambda x, w, b, u: [u * w, (u * x).sum(0), u.sum(0)],
-    signed(4, 3),
-    signed(3),
-    signed(3),
+    lambda x, w, b: x * w + b, lambda x, w, b, u: [u * w, (u * x).sum(0), u.sum(0)], signed(4, 3), signed(3), signed(3)
 )
 def scale_and_shift(x, w, b):
     return x * w + b, lambda u: (u * w, ops.sum(u * x, axis=0), ops.sum(u, axis=0))
@@ -91,18 +77,11 @@ def gated(a, b):
 
 
 def attention_gradient(q, k, v, u):
-    p = softmax(q @ k.T / 2)
-    inside = p * (u @ v.T - (p * (u @ v.T)).sum(-1, keepdims=True)) / 2
+    p, inside = softmax(q @ k.T / 2), softmax_gradient(q @ k.T / 2, u @ v.T) / 2
     return [inside @ k, inside.T @ q, p.T @ u]
 
 
-@rule(
-    lambda q, k, v: softmax(q @ k.T / 2) @ v,
-    attention_gradient,
-    signed(2, 4),
-    signed(3, 4),
-    signed(3, 2),
-)
+@rule(lambda q, k, v: softmax(q @ k.T / 2) @ v, attention_gradient, signed(2, 4), signed(3, 4), signed(3, 2))
 def attention(q, k, v):
     e = ops.exp(q @ ops.matrix_transpose(k) / 2)
     p = e / ops.sum(e, axis=-1, keepdims=True)
@@ -115,11 +94,7 @@ def attention(q, k, v):
     return p @ v, gradient
 
 
-@rule(
-    lambda x: (x.mean(0), x.var(0)),
-    lambda x, u: u[0] / 5 + 2 * u[1] * (x - x.mean(0)) / 5,
-    signed(5, 3),
-)
+@rule(lambda x: (x.mean(0), x.var(0)), lambda x, u: u[0] / 5 + 2 * u[1] * (x - x.mean(0)) / 5, signed(5, 3))
 def moments(x):
     mean = ops.mean(x, axis=0)
     off = x - mean

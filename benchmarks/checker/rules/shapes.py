@@ -39,11 +39,7 @@ def empty(x):
     return ops.sum(x * x, axis=1), lambda u: 2 * ops.expand_dims(u, axis=1) * x
 
 
-@rule(
-    lambda x: x[::-1, :, 1] ** 2,
-    lambda x, u: np.stack([0 * u[::-1], 2 * u[::-1] * x[:, :, 1]], -1),
-    signed(3, 2, 2),
-)
+@rule(lambda x: x[::-1, :, 1] ** 2, lambda x, u: np.stack([0 * u[::-1], 2 * u[::-1] * x[:, :, 1]], -1), signed(3, 2, 2))
 def a_part_of_it(x):
     part = x[:, :, 1]
 
