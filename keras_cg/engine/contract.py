@@ -31,10 +31,6 @@ Map = Callable[[Sequence[Any]], Tensors]
 Function = Any
 Pullback = Any
 
-# Returns the gradients of a pullback along upstreams that are the same at each call: fresh copies from
-# `linear.irregular`, in the structure that the pullback expects, with the captured values.
-Probe = Callable[[Pullback], Sequence[Any]]
-
 
 class Backend(Protocol):
     """The names of a backend: the required ones, and from `gradient` on those with a default in `engine.defaults`."""

@@ -1,4 +1,4 @@
-"""What is known of a function before a run, so that nothing need be collected.
+"""Finds what is known of a function before a run, so that nothing need be collected.
 
 Nothing is at hand of a function that leads to data alone, and of a method that only reads numbers of its object. Most
 functions of a factory find the same in their variables at each call.
