@@ -16,8 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import optree
-
 import keras_cg
 from benchmarks import tasks
 
@@ -47,8 +45,8 @@ def held(backend: str, contestant: str, calls: int = CALLS, size: int = SIZE) ->
     if isinstance(function, str):
         return {"says": function}
     workload = tasks.chain(calls, size)
-    chain, arguments = workload.around(function, kit.tensor), optree.tree_map(kit.tensor, workload.arguments)
-    small = optree.tree_map(kit.tensor, tasks.chain(calls).arguments)
+    chain, arguments = workload.around(function, kit.tensor), tasks.mapped(kit.tensor, workload.arguments)
+    small = tasks.mapped(kit.tensor, tasks.chain(calls).arguments)
     # What is imported, compiled and cached the first time is not meant.
     kit.wait(kit.vjp(chain, small)()[1]())
     start = kit.vjp(chain, arguments)

@@ -7,9 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy
 
-import keras_cg
-from benchmarks.measure import ALONE, BY_HAND, OURS, PLAIN
-
 Function = Callable[..., Any]
 Arrays = list[numpy.ndarray]
 
@@ -42,6 +39,15 @@ def _leaves(nest: Any) -> Iterator[Any]:
             yield from _leaves(each)
     else:
         yield nest
+
+
+def mapped(function: Function, nest: Any) -> Any:
+    """A nest with `function` of each leaf."""
+    if isinstance(nest, dict):
+        return {key: mapped(function, each) for key, each in nest.items()}
+    if isinstance(nest, (tuple, list)):
+        return type(nest)(mapped(function, each) for each in nest)
+    return function(nest)
 
 
 def points(size: int) -> numpy.ndarray:
@@ -133,12 +139,6 @@ def chain(calls: int, size: int = 8) -> Workload:
     e = numpy.exp(x)
     title = f"a chain of {calls:,} calls, {numbers(size)}"
     return Workload(title, "log1pexp", (points(size),), [numpy.log(e + calls)], [e / (e + calls)], around)
-
-
-def contestants(function: Function, by_hand: Function, plain: Function, others: dict[str, Any]) -> dict[str, Any]:
-    """The contestants of a workload: ours, and beside it those of the framework and of Keras."""
-    ours = keras_cg.custom_gradient(function)
-    return {OURS: ours, **others, BY_HAND: by_hand, PLAIN: plain, ALONE: function}
 
 
 def both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

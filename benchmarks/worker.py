@@ -6,6 +6,7 @@ fourth argument only those lines of figures are measured that have it in their `
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import optree
 
 import keras_cg
 from benchmarks import measure, networks, tasks
@@ -24,7 +24,6 @@ from benchmarks.tasks import Function, Workload
 from keras_cg import ops
 
 TRAINING = "one training step"
-TWICE = "gradient of the gradient"
 BOTH_WAYS = "forward and backward, upstream given"
 # The curves take their turns this often: they have many points, and each is a median as well.
 ROUNDS_OF_CURVES = 5
@@ -60,7 +59,7 @@ class Bench:
 
     def arguments(self, workload: Workload) -> Any:
         """Its arguments as tensors."""
-        return optree.tree_map(self.kit.tensor, workload.arguments)
+        return tasks.mapped(self.kit.tensor, workload.arguments)
 
     def verdict(self, workload: Workload, program: Program) -> str | None:
         """What is to be said of a contestant whose program, `() -> (outputs, gradients)`, is not right."""
@@ -72,31 +71,24 @@ class Bench:
             return in_words(error)
         return None if right else "wrong"
 
-    def checked(self, workload: Workload, whole: Make | None = None) -> dict[str, Function | str]:
-        """The contestants, those that are wrong replaced by words; `whole` makes what `verdict` judges."""
+    def checked(self, workload: Workload, make: Make | None = None) -> dict[str, Function | str]:
+        """The contestants, those that are wrong replaced by words."""
         arguments, found = self.arguments(workload), self.functions(workload)
         for name, function in found.items():
             if name != ALONE and not isinstance(function, str):
-                program = (whole or self.both_ways)(function, arguments)
-                found[name] = self.verdict(workload, program) or function
+                found[name] = self.verdict(workload, self.whole(function, arguments, make)) or function
         return found
 
-    def both_ways(self, function: Function, arguments: Any) -> Program:
-        """The value and the gradient, forward and backward."""
+    def whole(self, function: Function, arguments: Any, make: Make | None) -> Program:
+        """A program `() -> (outputs, gradients)`; `make` gives the gradients, the kit's `vjp` if there is none."""
 
         def program() -> Any:
+            if make is not None:
+                return function(*arguments), make(function, arguments)()
             outputs, backward = self.kit.vjp(function, arguments)()
             return outputs, backward()
 
         return program
-
-    def by_gradient(self, function: Function, arguments: Any) -> Program:
-        """The value and the gradient, as people write it."""
-        return lambda: (function(*arguments), self.kit.gradient(function, arguments)())
-
-    def twice(self, function: Function, arguments: Any) -> Program:
-        """The first and the second derivative."""
-        return lambda: (self.kit.gradient(function, arguments)(), self.kit.second_order(function, arguments)())
 
     def line(
         self, workload: Workload, title: str, contestants: dict[str, Any], make: Make, clock: Clock, rounds: int = 0
@@ -150,8 +142,26 @@ class Bench:
                 self.lines_of(workload, {BOTH_WAYS: self.vjp})
         self.lines_of(tasks.chain(self.kit.CHAIN), {"gradient of the sum": self.kit.gradient})
         for network in (networks.digits_network(), networks.spiking_network(), networks.quantised_network()):
-            self.lines_of(network, {TRAINING: self.step}, check=self.by_gradient)
-        self.lines_of(tasks.log1pexp_twice(), {TWICE: self.kit.second_order}, check=self.twice)
+            self.lines_of(network, {TRAINING: self.step}, check=self.kit.gradient)
+        self.higher()
+
+    def higher(self) -> None:
+        """The second derivative."""
+        workload, title = tasks.log1pexp_twice(), "gradient of the gradient"
+        if self.wants(workload, title):
+            found = without(self.functions(workload), ALONE)
+            arguments = self.arguments(workload)
+            for name, function in found.items():
+                if not isinstance(function, str):
+                    found[name] = self.verdict(workload, self.twice(function, arguments)) or function
+            self.line(workload, title, found, self.kit.second_order, self.kit.CLOCK)
+
+    def twice(self, function: Function, arguments: Any) -> Program:
+        """A program for the first and the second derivative."""
+        return lambda: (
+            self.kit.gradient(function, arguments)(),
+            self.kit.second_order(function, arguments)(),
+        )
 
     def steady(self) -> None:
         """Gradients of compiled programs, once they are compiled."""
@@ -196,30 +206,34 @@ class Bench:
 
     def skipped(self) -> dict[str, list[float]]:
         """The backward pass of x @ w for x alone, 512 x 512: a rule that asks what is needed, and one that does not."""
-        x, w = (self.kit.tensor(numpy.eye(512, dtype=numpy.float32)) for _ in range(2))
 
         def product(is_asking: bool) -> Function:
             @keras_cg.custom_gradient
             def product(x: Any, w: Any) -> Any:
                 def grad(upstream: Any, needs_input_grad: Any) -> Any:
-                    is_needed = needs_input_grad[1] or not is_asking
-                    of_w = ops.matmul(ops.matrix_transpose(x), upstream) if is_needed else None
+                    of_w = (
+                        ops.matmul(ops.matrix_transpose(x), upstream) if needs_input_grad[1] or not is_asking else None
+                    )
                     return ops.matmul(upstream, ops.matrix_transpose(w)), of_w
 
                 return ops.matmul(x, w), grad
 
-            return lambda x: product(x, w)
+            return product
 
-        starts = [self.kit.vjp(product(is_asking), (x,)) for is_asking in (True, False)]
-        times: list[list[float]] = [[] for _ in starts]
+        x, w = (self.kit.tensor(numpy.eye(512, dtype=numpy.float32)) for _ in range(2))
+        starts = {
+            name: self.kit.vjp(functools.partial(_with, product(is_asking), w), (x,))
+            for name, is_asking in (("asks", True), ("does not ask", False))
+        }
+        times: dict[str, list[float]] = {name: [] for name in starts}
         for _ in range(self.rounds + 3):
-            for start, found in zip(starts, times, strict=True):
+            for name, start in starts.items():
                 backward = start()[1]
                 started = self.kit.CLOCK()
                 self.kit.wait(backward())
-                found.append(self.kit.CLOCK() - started)
+                times[name].append(self.kit.CLOCK() - started)
         # The first rounds compile and fill caches.
-        ratios = [one / other for one, other in zip(*times, strict=True)][3:]
+        ratios = [one / other for one, other in zip(*times.values(), strict=True)][3:]
         self.tell("gradients that are not needed")
         return {"ratio": measure.quartiles(ratios)}
 
@@ -255,7 +269,7 @@ class Bench:
             (tasks.chain(self.kit.CHAIN), "gradient of the sum", self.kit.gradient),
             (tasks.pair(), BOTH_WAYS, self.vjp),
             (tasks.leaves(1000), BOTH_WAYS, self.vjp),
-            (tasks.log1pexp_twice(), TWICE, self.kit.second_order),
+            (tasks.log1pexp_twice(), "gradient of the gradient", self.kit.second_order),
             (networks.digits_network(), TRAINING, self.step),
             *((small, f"{title}, forward and backward", make) for title, make in self.kit.compilers.items()),
             *((tasks.chain(10), title, self.kit.trace) for title in (traced,) if rounds),
@@ -269,6 +283,10 @@ class Bench:
             found.append({"workload": workload.title, "measure": title, "contestants": profiles})
         self.tell("frames")
         return found
+
+
+def _with(function: Function, w: Any, x: Any) -> Any:
+    return function(x, w)
 
 
 def without(contestants: dict[str, Any], *names: str) -> dict[str, Any]:

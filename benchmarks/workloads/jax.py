@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import keras
 import numpy
 
-from benchmarks.measure import KERAS, NATIVE, Program
+import keras_cg
+from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
 from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
-from benchmarks.tasks import Function, both, contestants
+from benchmarks.tasks import Function, both
 
 CLOCK = time.perf_counter
 CHAIN = 100
@@ -41,8 +42,14 @@ def wait(nest: Any) -> Any:
 
 
 def _contestants(function: Function, by_hand: Function, plain: Function) -> dict[str, Function | str]:
-    others = {KERAS: keras.ops.custom_gradient(function), NATIVE: jax.custom_gradient(function)}
-    return contestants(function, by_hand, plain, others)
+    return {
+        OURS: keras_cg.custom_gradient(function),
+        KERAS: keras.ops.custom_gradient(function),
+        NATIVE: jax.custom_gradient(function),
+        BY_HAND: by_hand,
+        PLAIN: plain,
+        ALONE: function,
+    }
 
 
 def log1pexp() -> dict[str, Function | str]:

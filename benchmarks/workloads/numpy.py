@@ -15,9 +15,10 @@ from autograd.core import make_vjp
 from autograd.extend import defvjp, defvjp_argnums, primitive
 from autograd.tracer import getval
 
-from benchmarks.measure import KERAS, NATIVE, Program
+import keras_cg
+from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
 from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
-from benchmarks.tasks import Function, both, contestants, flat
+from benchmarks.tasks import Function, both, flat
 
 CLOCK = time.thread_time
 CHAIN = 1000
@@ -44,8 +45,14 @@ def wait(nest: Any) -> Any:
 
 
 def _contestants(function: Function, by_hand: Function, plain: Function) -> dict[str, Function | str]:
-    others = {KERAS: "warns that it has no gradient", NATIVE: "autograd has none"}
-    return contestants(function, by_hand, plain, others)
+    return {
+        OURS: keras_cg.custom_gradient(function),
+        KERAS: "warns that it has no gradient",
+        NATIVE: "autograd has none",
+        BY_HAND: by_hand,
+        PLAIN: plain,
+        ALONE: function,
+    }
 
 
 def log1pexp() -> dict[str, Function | str]:

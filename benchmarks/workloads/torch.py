@@ -9,13 +9,12 @@ from typing import Any
 
 import keras
 import numpy
-import optree
 import torch
 
 import keras_cg
-from benchmarks.measure import BY_HAND, KERAS, NATIVE, OURS, Program
+from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
 from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
-from benchmarks.tasks import Function, both, contestants, flat
+from benchmarks.tasks import Function, both, flat, mapped
 
 CLOCK = time.thread_time
 CHAIN = 1000
@@ -53,8 +52,14 @@ def _for_keras(function: Function) -> Function:
 def _contestants(
     function: Function, by_hand: Function, plain: Function, keras_function: Function | None = None
 ) -> dict[str, Function | str]:
-    others = {KERAS: keras.ops.custom_gradient(keras_function or _for_keras(function)), NATIVE: "torch has none"}
-    return contestants(function, by_hand, plain, others)
+    return {
+        OURS: keras_cg.custom_gradient(function),
+        KERAS: keras.ops.custom_gradient(keras_function or _for_keras(function)),
+        NATIVE: "torch has none",
+        BY_HAND: by_hand,
+        PLAIN: plain,
+        ALONE: function,
+    }
 
 
 class _Log1pexp(torch.autograd.Function):
@@ -367,7 +372,7 @@ calls = {"call of constants": _of_constants, "call in no_grad": _in_no_grad}
 
 
 def _trainable(arguments: Any) -> Any:
-    return optree.tree_map(lambda each: each.clone().requires_grad_(), arguments)
+    return mapped(lambda each: each.clone().requires_grad_(), arguments)
 
 
 def vjp(function: Function, arguments: Any) -> Program:

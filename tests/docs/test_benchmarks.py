@@ -66,7 +66,7 @@ def test_a_wrong_rule_is_noticed_in_every_network(network):
         functions = getattr(bench.kit, network.contestants)()[ALONE]
         wrong = tuple(map(a_seventh, functions)) if isinstance(functions, tuple) else a_seventh(functions)
         setattr(bench.kit, network.contestants, lambda: {OURS: wrong})
-        assert bench.checked(network, bench.by_gradient) == {OURS: "wrong"}
+        assert bench.checked(network, bench.kit.gradient) == {OURS: "wrong"}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_a_wrong_rule_is_noticed_in_every_network(network):
 def test_no_contestant_is_wrong_on_numpy(workload):
     with keras_cg.use_backend("numpy"):
         bench = numpy_bench()
-        whole = bench.by_gradient if any(workload is each for each in NETWORKS) else None
-        words = {name: each for name, each in bench.checked(workload, whole).items() if isinstance(each, str)}
+        make = bench.kit.gradient if any(workload is each for each in NETWORKS) else None
+        words = {name: each for name, each in bench.checked(workload, make).items() if isinstance(each, str)}
     assert words == {measure.KERAS: "warns that it has no gradient", measure.NATIVE: "autograd has none"}
 
 
