@@ -253,3 +253,15 @@ def test_mutable_references_in_a_program(eager, jax):
     assert float(jax.grad(weighed)(3.0)) == 21
     with pytest.raises(ValueError, match="mutable array reference"):
         jax.jit(jax.grad(weighed))(3.0)
+
+
+def test_a_reference_as_an_argument_is_no_tensor(eager, jax):
+    """What traces a reference has the class of what traces an array."""
+    arrays = []
+    jax.make_jaxpr(lambda x: arrays.append(isinstance(jax.new_ref(x), jax.Array)))(1.0)
+    if arrays == [True]:
+        pytest.skip("this JAX (0.8) calls what traces a reference an array")
+    doubled = custom_gradient(lambda x, reference: (x * 2, lambda upstream: (7 * upstream, None)))
+    gradient = jax.grad(lambda x: doubled(x, jax.new_ref(x)))
+    assert float(gradient(3.0)) == 7
+    assert jax.vmap(gradient)(jax.numpy.ones(2)).tolist() == [7, 7]

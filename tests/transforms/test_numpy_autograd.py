@@ -82,9 +82,6 @@ def test_forward_mode_of_a_rule_that_cuts_upstream_is_refused(backend):
 # --- what is captured ------------------------------------------------------------------------------------------------
 
 
-HOLDER = {"w": Y}
-
-
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_arguments_of_three_levels_in_any_order(backend, order):
     """A pullback is called after its level is over, while another one differentiates what the rule reads."""
@@ -99,6 +96,9 @@ def test_arguments_of_three_levels_in_any_order(backend, order):
     found = autograd.grad(lambda z: autograd.grad(lambda y: inner(y, z))(3.0))(5.0)
     # 7 y z by y is 7 z, and by z it is 7.
     assert found == 7.0
+
+
+HOLDER = {"w": Y}
 
 
 @pytest.mark.limit

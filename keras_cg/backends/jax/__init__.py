@@ -24,7 +24,6 @@ from keras_cg.backends.jax.tensors import (
     is_plain,
     is_recording,
     is_tensor,
-    plain,
     shape,
     tensors,
     to_numpy,

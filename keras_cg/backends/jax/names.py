@@ -65,15 +65,15 @@ def _kind(transform: Any) -> Any:
 
 # How JAX calls what a traced value stands for at the next outer level: found out by trying, once.
 _MAPPED: Any = _kind(lambda fun: jax.vmap(fun)(numpy.zeros(1, "float32")))
-INSIDE = {_MAPPED: _MAPPED.val}
+_INSIDE = {_MAPPED: _MAPPED.val}
 for _transform in (lambda fun: jax.jvp(fun, (0.0,), (0.0,)), lambda fun: jax.linearize(fun, 0.0)):
     _differentiated: Any = _kind(_transform)
-    INSIDE[_differentiated] = _differentiated.primal
+    _INSIDE[_differentiated] = _differentiated.primal
 
 
 def inside(value: Any) -> Any:
     """Returns what a traced value stands for at the next outer level; the value itself where JAX does not tell."""
-    member = INSIDE.get(type(value))
+    member = _INSIDE.get(type(value))
     return value if member is None else member.__get__(value)
 
 
@@ -101,4 +101,4 @@ def is_differentiated(value: Any) -> bool:
     """Whether some level differentiates a traced value outside of the innermost program; False if JAX does not tell."""
     while type(value) is _MAPPED:
         value = inside(value)
-    return type(value) in INSIDE
+    return type(value) in _INSIDE

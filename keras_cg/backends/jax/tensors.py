@@ -10,7 +10,7 @@ import jax
 import jax.numpy as namespace
 import numpy
 
-from keras_cg.backends.jax.names import INSIDE, trace_state
+from keras_cg.backends.jax.names import trace_state
 
 tensors = (jax.Array, jax.core.Tracer)
 
@@ -72,12 +72,9 @@ def is_known(tensors: Sequence[Any]) -> bool:
     return not any([isinstance(tensor, jax.core.Tracer) for tensor in tensors])
 
 
-def is_plain(value: object) -> bool:
-    return isinstance(value, jax.Array)
-
-
-# For a shorter look at what is asked in each call: a plain array, and what JAX makes of one that it does not stage.
-plain = frozenset({type(namespace.zeros(())), *INSIDE})
+# `isinstance(value, jax.Array)` without a frame of Python, because each call asks it several times. No class of tracers
+# is plain by itself: one may stand for a reference, which is no array.
+is_plain = jax.Array.__instancecheck__
 
 
 def types(tensors: Sequence[Any]) -> list[Any]:

@@ -93,7 +93,7 @@ class SavedCall:
             if gradient is None:
                 gradients.append(vspace(parents[argnum - 2]).zeros())
             else:
-                # autograd must not add another gradient to what the user has.
+                # The user may change a gradient, which must not change an argument or an output.
                 gradients.append(conjugate(gradient.copy() if _owner(gradient) in shared else gradient))
         return gradients
 
