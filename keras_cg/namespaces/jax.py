@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from keras_cg.namespaces import table
+from keras_cg.namespaces import composed, table
+from keras_cg.namespaces.table import NUMBERS
 
 # --- what jax.numpy has otherwise ----------------------------------------------------------------
 
@@ -34,6 +36,37 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
 
 def _bound(bound: Any, kind: Any) -> Any:
     return jnp.asarray(bound, kind) if isinstance(bound, int) else bound
+
+
+def hypot(x1: Any, x2: Any, /) -> Any:
+    kind = jnp.result_type(x1, x2)
+    if not jnp.issubdtype(kind, jnp.floating):
+        return jnp.hypot(x1, x2)
+    return composed.hypot(jnp, jax.lax.stop_gradient, jnp.asarray(x1, kind), jnp.asarray(x2, kind))
+
+
+def pow(x1: Any, x2: Any, /) -> Any:
+    if isinstance(x2, NUMBERS) or not jnp.issubdtype(jnp.result_type(x2), jnp.inexact):
+        return jnp.pow(x1, x2)
+    kind = jnp.result_type(x1, x2)
+    return _power(jnp.asarray(x1, kind), jnp.asarray(x2, kind))
+
+
+@jax.custom_jvp
+def _power(x: Any, y: Any) -> Any:
+    return jnp.pow(x, y)
+
+
+def _power_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """Leaves out the derivative by a constant, which may be infinite."""
+    x, y = primals
+    slopes = composed.slopes(jnp, _power, jnp.log(jnp.where(x == 0, 1, x)), x, y)
+    pairs = zip(slopes, tangents, strict=True)
+    parts = [slope * each for slope, each in pairs if not isinstance(each, jax.custom_derivatives.SymbolicZero)]
+    return _power(x, y), functools.reduce(jnp.add, parts)
+
+
+_power.defjvp(_power_jvp, symbolic_zeros=True)
 
 
 def sign(x: Any, /) -> Any:

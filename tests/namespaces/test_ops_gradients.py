@@ -43,6 +43,86 @@ def test_a_gradient_on_every_backend(backend, function, x, expected):
     check(grad(total(function))(tensor(x, float)), np.array(expected, float))
 
 
+ROOT = 2**-0.5
+# A function of two numbers, where it is differentiated, its two first derivatives and the three second ones.
+PAIRS = {
+    "hypot of equals": ("hypot", (3, 3), (ROOT, ROOT), (ROOT / 6, -ROOT / 6, ROOT / 6)),
+    "hypot of opposites": ("hypot", (3, -3), (ROOT, -ROOT), (ROOT / 6, ROOT / 6, ROOT / 6)),
+    "hypot of negatives": ("hypot", (-3, -3), (-ROOT, -ROOT), (ROOT / 6, -ROOT / 6, ROOT / 6)),
+    "hypot beside zero": ("hypot", (2, 0), (1, 0), (0, 0, 0.5)),
+    "hypot before zero": ("hypot", (0, -4), (0, -1), (0.25, 0, 0)),
+    "hypot": ("hypot", (3, -4), (0.6, -0.8), (16 / 125, 12 / 125, 9 / 125)),
+    "hypot of huge numbers": ("hypot", (3e150, 4e150), (0.6, 0.8), (0, 0, 0)),
+    "logaddexp of equals": ("logaddexp", (1, 1), (0.5, 0.5), (0.25, -0.25, 0.25)),
+    "logaddexp of zeros": ("logaddexp", (0, 0), (0.5, 0.5), (0.25, -0.25, 0.25)),
+    "logaddexp far apart": ("logaddexp", (800, 0), (1, 0), (0, 0, 0)),
+    "logaddexp far below": ("logaddexp", (0, 1e300), (0, 1), (0, 0, 0)),
+    "logaddexp": ("logaddexp", (0, np.log(3)), (0.25, 0.75), (3 / 16, -3 / 16, 3 / 16)),
+    "pow by zero": ("pow", (2, 0), (0, np.log(2)), (0, 0.5, np.log(2) ** 2)),
+    "pow by one": ("pow", (2, 1), (1, 2 * np.log(2)), (0, 1 + np.log(2), 2 * np.log(2) ** 2)),
+    "pow by a fraction": ("pow", (4, 0.5), (0.25, 2 * np.log(4)), (-1 / 32, 0.5 + np.log(2) / 2, 2 * np.log(4) ** 2)),
+    "pow of zero by zero": ("pow", (0, 0), (0, 0), (0, None, 0)),
+    "pow of zero by one": ("pow", (0, 1), (1, 0), (0, None, 0)),
+    "atan2 of equals": ("atan2", (2, 2), (0.25, -0.25), (-1 / 8, 0, 1 / 8)),
+}
+
+
+@pytest.mark.parametrize(("name", "at", "first", "second"), PAIRS.values(), ids=PAIRS)
+def test_derivatives_by_two_numbers(backend, name, at, first, second):
+    function = getattr(ops, name)
+    at = [tensor(float(each)) for each in at]
+    by_x, by_y = grad(function, 0), grad(function, 1)
+    check(by_x(*at), np.array(first[0], float))
+    check(by_y(*at), np.array(first[1], float))
+    check(grad(by_x, 0)(*at), np.array(second[0], float))
+    check(grad(by_y, 1)(*at), np.array(second[2], float))
+    if second[1] is not None:
+        for mixed in (grad(by_x, 1), grad(by_y, 0)):
+            check(mixed(*at), np.array(second[1], float))
+
+
+def test_the_third_derivative_of_a_power_by_both(backend):
+    # That of x^y, twice by x and once by y, is (2y - 1) x^(y-2) + y (y - 1) x^(y-2) log x.
+    third = grad(grad(grad(ops.pow, 0), 0), 1)
+    for y, due in ((0.0, -1 / 4), (1.0, 1 / 2), (2.0, 3 + 2 * np.log(2))):
+        check(third(tensor(2.0), tensor(y)), np.array(due))
+
+
+def test_the_derivative_of_a_power_by_its_exponent_where_that_by_the_base_is_infinite(backend):
+    check(grad(ops.pow, 1)(tensor(0.0), tensor(0.5)), np.array(0.0))
+    _, tangent = keras_cg.jvp(lambda y: ops.pow(tensor(0.0), y), (tensor(0.5),), (tensor(1.0),))
+    check(tangent, np.array(0.0))
+
+
+# A function, where it is differentiated, and its second derivative.
+EDGES = {
+    "tanh": (lambda t: ops.tanh(t), [1000.0, -1000.0, 0.5], [0, 0, -2 * np.tanh(0.5) / np.cosh(0.5) ** 2]),
+    "abs": (lambda t: ops.abs(t), [1e-300, -1e-8, 0.0, 2.0], [0, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize(("function", "x", "expected"), EDGES.values(), ids=EDGES)
+def test_a_second_derivative_at_an_edge(backend, function, x, expected):
+    check(grad(total(grad(total(function))))(tensor(x)), np.array(expected, float))
+
+
+@pytest.mark.parametrize("x", [[2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+def test_the_second_derivative_of_the_variance_of_equals(backend, x):
+    first = grad(ops.var)
+    rows = [plain(grad(lambda t, i=i: first(t)[i])(tensor(x))) for i in range(3)]
+    np.testing.assert_allclose(rows, 2 / 3 * np.eye(3) - 2 / 9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("hypot", [np.inf, np.inf, np.inf, np.inf, np.nan]), ("logaddexp", [np.inf, 1, np.inf, -np.inf, np.nan])],
+)
+def test_infinities_have_a_value(backend, name, expected):
+    x1, x2 = [np.inf, -np.inf, np.inf, -np.inf, np.nan], [1.0, 1.0, np.inf, -np.inf, 1.0]
+    with np.errstate(invalid="ignore"):
+        check(getattr(ops, name)(tensor(x1), tensor(x2)), np.array(expected))
+
+
 SECOND = {
     "prod": (lambda t: ops.prod(t), [0.0, 2.0, 3.0], [5, 3, 2]),
     "pow to the first": (lambda t: ops.pow(t, 1.0), [0.0, 1.0], [0, 0]),

@@ -18,7 +18,7 @@ from keras_cg.namespaces import table
 from keras_cg.namespaces.numpy.linalg import constant
 
 
-def _elementwise(value: Callable[[Any], Any], slope: Callable[[Any], Any]) -> Callable[..., Any]:
+def elementwise(value: Callable[[Any], Any], slope: Callable[[Any], Any]) -> Callable[..., Any]:
     """Returns a function of floats with a derivative, which is itself differentiated in higher orders."""
     function = primitive(value)
     defvjp(function, lambda ans, x: lambda g: g * slope(x))
@@ -31,10 +31,10 @@ def _logistic(x: Any) -> Any:
     return numpy.where(x < 0, e, 1) / (1 + e)
 
 
-_sigmoid: Callable[..., Any] = _elementwise(_logistic, lambda x: _sigmoid(x) * _sigmoid(-x))
+_sigmoid: Callable[..., Any] = elementwise(_logistic, lambda x: _sigmoid(x) * _sigmoid(-x))
 # By Python's own function, because NumPy (2.5) has none; it computes in double precision.
 _each = numpy.frompyfunc(math.erf, 1, 1)
-_erf = _elementwise(
+_erf = elementwise(
     lambda x: numpy.asarray(_each(x)).astype(numpy.asarray(x).dtype), lambda x: 2 / math.sqrt(math.pi) * anp.exp(-x * x)
 )
 
@@ -43,6 +43,19 @@ def erf(x: Any, /) -> Any:
     # Within bounds, because the second derivative would be NaN at infinity, and squares overflow.
     low, high = table.ERF_BOUNDS
     return _computed(x, lambda x: _erf(anp.where(x > high, high, anp.where(x < low, low, x))))
+
+
+# autograd (1.9) divides by the square of the hyperbolic cosine, which overflows, and by the absolute value.
+_tanh = elementwise(numpy.tanh, lambda x: 4 * _sigmoid(2 * x) * _sigmoid(-2 * x))
+_abs = elementwise(numpy.abs, anp.sign)
+
+
+def abs(x: Any, /) -> Any:
+    return _abs(x) if isinstance(x, Box) and not anp.iscomplexobj(x) else anp.abs(x)
+
+
+def tanh(x: Any, /) -> Any:
+    return _tanh(x) if isinstance(x, Box) and not anp.iscomplexobj(x) else anp.tanh(x)
 
 
 def relu(x: Any, /) -> Any:

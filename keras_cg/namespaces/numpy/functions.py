@@ -31,6 +31,12 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
     return x if max is None else where(anp.greater(x, max), max, x)
 
 
+def pow(x1: Any, x2: Any, /) -> Any:
+    if not isinstance(x2, Box):
+        return anp.power(x1, x2)
+    return composed.power(namespace, linalg.constant, anp.power, asarray(x1), x2)
+
+
 def sign(x: Any, /) -> Any:
     """Divides complex numbers by their size, because autograd (1.9) has no gradient of their sign."""
     if not isinstance(x, Box) or not anp.iscomplexobj(x):

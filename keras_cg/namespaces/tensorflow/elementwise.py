@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from keras_cg.namespaces import composed
 from keras_cg.namespaces.tensorflow.promoted import binary, cast, floating, same, tensor, unary
 
 tnp = tf.experimental.numpy
@@ -41,7 +43,7 @@ acos = _holomorphic("arccos", lambda z: -1 / sqrt(1 - z * z))
 asin = _holomorphic("arcsin", lambda z: 1 / sqrt(1 - z * z))
 atan, atanh = _holomorphic("arctan", lambda z: 1 / (1 + z * z)), _holomorphic("arctanh", lambda z: 1 / (1 - z * z))
 
-acosh, asinh, atan2, logaddexp = map(floating, (tnp.arccosh, tnp.arcsinh, tnp.arctan2, tnp.logaddexp))
+acosh, asinh, atan2 = map(floating, (tnp.arccosh, tnp.arcsinh, tnp.arctan2))
 cos, cosh, sin, sinh, tanh = map(floating, (tnp.cos, tnp.cosh, tnp.sin, tnp.sinh, tnp.tanh))
 exp, expm1 = map(floating, (tnp.exp, tnp.expm1))
 
@@ -64,14 +66,8 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
     return x if max is None else tf.minimum(*same(x, max))
 
 
-def hypot(x1: Any, x2: Any, /) -> Any:
-    x1, x2 = map(tf.abs, same(x1, x2))
-    # The square of a quotient neither overflows nor vanishes, and the divisor is neither zero nor infinite.
-    most, least = tf.maximum(x1, x2), tf.minimum(x1, x2)
-    divisor = tf.where((most == 0) | tf.math.is_inf(most), tf.ones_like(most), most)
-    length = most * tf.sqrt(1 + (least / divisor) ** 2)
-    is_infinite = tf.math.is_inf(x1) | tf.math.is_inf(x2)
-    return tf.where(is_infinite, tf.constant(math.inf, length.dtype), length)
+hypot = floating(functools.partial(composed.hypot, tf, tf.stop_gradient))
+logaddexp = floating(functools.partial(composed.logaddexp, tnp))
 
 
 def _of_parts(asked: Callable[[Any], Any], whole: bool, joined: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -104,11 +100,11 @@ def _power(x: Any, y: Any) -> Any:
     """Computes a power whose derivative by `x` is 0 where `y` is 0; TensorFlow's (2.21) is NaN if both are 0."""
 
     def grad(upstream: Any) -> tuple[Any, Any]:
-        slope = y * _power(x, tf.where(y == 0, tf.ones_like(y), y - 1))
         # Where there is no logarithm, the derivative by the exponent is 0, as in TensorFlow.
         has_logarithm = x != 0 if x.dtype.is_complex else x > 0
         logarithm = log(tf.where(has_logarithm, x, tf.ones_like(x)))
-        return upstream * tf.math.conj(slope), upstream * tf.math.conj(_power(x, y) * logarithm)
+        by_x, by_y = composed.slopes(tf, _power, logarithm, x, y)
+        return upstream * tf.math.conj(by_x), upstream * tf.math.conj(by_y)
 
     return tf.pow(x, y), grad
 

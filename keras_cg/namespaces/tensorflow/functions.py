@@ -196,8 +196,9 @@ def sum(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Any:
 
 def var(x: Any, /, axis: Any = None, *, correction: float = 0, keepdims: bool = False) -> Any:
     x = tensor(x)
-    square = tf.abs(x - mean(x, axis, keepdims=True)) ** 2
-    total = tf.reduce_sum(square, axis, keepdims)
+    centred = x - mean(x, axis, keepdims=True)
+    # Not the square of tf.abs (2.21), whose second derivative is 0 where both are 0.
+    total = tf.reduce_sum(tf.math.real(centred * tf.math.conj(centred)), axis, keepdims)
     count = tf.size(x, tf.int64) // tf.maximum(tf.size(total, tf.int64), 1)
     return total / (tf.cast(count, total.dtype) - tf.cast(correction, total.dtype))
 

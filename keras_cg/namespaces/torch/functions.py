@@ -108,7 +108,14 @@ def pow(x1: Any, x2: Any, /) -> Any:
     if x1.is_complex() or x2.is_complex():
         # Forward mode of torch.pow (2.13) has a wrong tangent if one of both is real.
         x1, x2 = [each.to(result_type(x1, x2)) for each in (x1, x2)]
-    return xp.pow(x1, x2)
+    if not (x2.is_floating_point() or x2.is_complex()):
+        return xp.pow(x1, x2)
+    return composed.power(namespace, torch.Tensor.detach, xp.pow, x1, x2)
+
+
+def logaddexp(x1: Any, x2: Any, /) -> Any:
+    x1, x2 = tensors([x1, x2])
+    return composed.logaddexp(torch, x1, x2)
 
 
 def sign(x: Any, /) -> Any:
