@@ -328,6 +328,20 @@ def test_a_fault_of_a_higher_order(backend, wrong, lower):
     assert failures[wrong, "x"] == DETACHED.format(lower, ZERO)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_term_that_only_the_second_derivative_shows(backend, share):
+    # The rule lacks a part of a term below the tolerance of the first order, and equals its own finite differences.
+    f = custom_gradient(lambda x: (1000 * x + 1e-4 * x * x, lambda upstream: upstream * (1000 + share * 2e-4 * x)))
+    report = check_gradients(f, WIDE[:1], modes=("reverse",), compiled=False)
+    finding = first(report, "second order")
+    assert list(found(report, "failed", "undecided")) == [("second order", "x")]
+    assert finding.reason == "it is the derivative of the rule, but not the second derivative of the function"
+    assert float(finding.came) == pytest.approx(share * float(finding.expected), rel=1e-4)
+    generator = np.random.default_rng(0)
+    right = 2e-4 * abs(arrays.random(generator, WIDE[:1]) * arrays.random(generator, WIDE[:1])).item()
+    assert 0.2 * right < abs(float(finding.expected)) < 1.5 * right  # along a direction of such numbers
+
+
 def test_modes(backend):
     f = custom_gradient(lambda x: (x**2, lambda upstream: 2 * upstream * x))
     both = ("value", "first order", "linearity", "forward mode", "memory")
