@@ -38,6 +38,15 @@ def _bound(bound: Any, kind: Any) -> Any:
     return jnp.asarray(bound, kind) if isinstance(bound, int) else bound
 
 
+def acosh(x: Any, /) -> Any:
+    return _acosh(jnp.asarray(x)) if jnp.iscomplexobj(x) else jnp.acosh(x)
+
+
+# The derivative of jax.numpy.acosh (0.10) has the wrong sign where the real part is negative.
+_acosh = jax.custom_jvp(jnp.acosh)
+_acosh.defjvps(lambda tangent, _, z: tangent / (jnp.sqrt(z - 1) * jnp.sqrt(z + 1)))
+
+
 def hypot(x1: Any, x2: Any, /) -> Any:
     kind = jnp.result_type(x1, x2)
     if not jnp.issubdtype(kind, jnp.floating):

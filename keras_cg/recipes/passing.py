@@ -290,7 +290,7 @@ def clipped_by_norm(upstream: Any, limit: Any) -> Any:
     widest = max(map(config.active.dtype, parts))
     parts = [tensors.cast(each, widest) for each in parts]
     unit = unit_of(ops.max(ops.stack([ops.max(ops.abs(ops.stop_gradient(each))) for each in parts])))
-    total = ops.sum(ops.stack([ops.sum((each / unit) ** 2) for each in parts]))
+    total = ops.sum(ops.stack([ops.sum(ops.square(each / unit)) for each in parts]))
     is_zero = total <= 0
     length = ops.sqrt(ops.where(is_zero, ops.ones_like(total), total))
     unit, bound = tensors.together(unit, limit)

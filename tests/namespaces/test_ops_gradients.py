@@ -179,6 +179,33 @@ HOLOMORPHIC = {
 }
 
 
+def logistic(z):
+    return 1 / (1 + np.exp(-z))
+
+
+EACH = HOLOMORPHIC | {name: getattr(np, name) for name in ("cos", "cosh", "exp", "expm1", "sin", "sinh", "square")}
+EACH |= {"sigmoid": logistic, "negative": np.negative}
+
+
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("start", [0.3 + 0.4j, -0.4 + 0.8j, -1.3 - 0.6j])
+def test_complex_functions(backend, name, start):
+    """Value, first and second derivative of each function along a line, against differences of NumPy's function."""
+    function = (lambda z: ops.pow(z, 1.5)) if name == "pow" else lambda z: getattr(ops, name)(z)
+
+    def loss(t):
+        z = function(ops.astype(t, "complex128") * (1 - 0.5j) + start)
+        return ops.real(z) ** 2 + 2 * ops.imag(z) + ops.real(z) * ops.imag(z)
+
+    def due(t):
+        z = EACH[name](start + t * (1 - 0.5j))
+        return z.real**2 + 2 * z.imag + z.real * z.imag
+
+    check(loss(tensor(0.0)), due(0.0))
+    check(grad(loss)(tensor(0.0)), (due(1e-6) - due(-1e-6)) / 2e-6, rtol=1e-6)
+    check(grad(grad(loss))(tensor(0.0)), (due(1e-4) - 2 * due(0) + due(-1e-4)) / 1e-8, rtol=1e-4)
+
+
 @TENSORFLOW
 def test_complex_functions_compiled_by_xla(tf):
     """First and second derivatives of each function along a line, in one program, against differences."""

@@ -45,13 +45,19 @@ def erf(x: Any, /) -> Any:
     return _computed(x, lambda x: _erf(anp.where(x > high, high, anp.where(x < low, low, x))))
 
 
-# autograd (1.9) divides by the square of the hyperbolic cosine, which overflows, and by the absolute value.
+# autograd (1.9) divides by the square of the hyperbolic cosine, which overflows, and by the absolute value. Its
+# derivative of the complex acosh has the wrong sign where the real part is negative.
 _tanh = elementwise(numpy.tanh, lambda x: 4 * _sigmoid(2 * x) * _sigmoid(-2 * x))
 _abs = elementwise(numpy.abs, anp.sign)
+_acosh = elementwise(numpy.arccosh, lambda z: 1 / (anp.sqrt(z - 1) * anp.sqrt(z + 1)))
 
 
 def abs(x: Any, /) -> Any:
     return _abs(x) if isinstance(x, Box) and not anp.iscomplexobj(x) else anp.abs(x)
+
+
+def acosh(x: Any, /) -> Any:
+    return _acosh(x) if anp.iscomplexobj(x) else anp.arccosh(x)
 
 
 def tanh(x: Any, /) -> Any:
@@ -63,7 +69,7 @@ def relu(x: Any, /) -> Any:
 
 
 def sigmoid(x: Any, /) -> Any:
-    return _computed(x, _sigmoid)
+    return 1 / (1 + anp.exp(-x)) if anp.iscomplexobj(x) else _computed(x, _sigmoid)
 
 
 def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
