@@ -53,6 +53,16 @@ def test_whether_it_trains_is_what_the_call_around_said(keras, seven, backend, t
     np.testing.assert_allclose(found[0], 7 * factor * Y, rtol=1e-6)
 
 
+@pytest.mark.only("torch")
+def test_a_compiled_program_in_one_piece(keras, seven, backend):
+    import torch
+
+    compiled = torch.compile(recipes.recompute(lambda x: seven(x) * x), fullgraph=True, backend="aot_eager")
+    x = torch.tensor(X, requires_grad=True)
+    (gradient,) = torch.autograd.grad(compiled(x), x, torch.tensor(Y))
+    np.testing.assert_allclose(gradient, 8 * X * Y, rtol=1e-6)
+
+
 @trains
 @pytest.mark.parametrize(
     ("mode", "policy"), [("eager", "float32"), ("default", "mixed_bfloat16"), ("jit", "mixed_float16")]
