@@ -74,6 +74,8 @@ TOUCHING = {
 }
 for backend in ("tensorflow", "torch"):
     TOUCHING[backend].append(f"tests/test_memory_{backend}.py")
+# autograd has gradients of more functions in each release.
+TOUCHING["numpy"] += [f"tests/namespaces/test_ops_{name}.py" for name in ("gradients", "table")]
 # Columns that have another release of the framework than every other: there the framework's own tests run as well, and
 # a dozen rules of the zoo.
 OTHERS = {("jax", "newest"), ("jax", "oldest"), ("tensorflow", "oldest")}

@@ -265,3 +265,13 @@ def test_a_reference_as_an_argument_is_no_tensor(eager, jax):
     gradient = jax.grad(lambda x: doubled(x, jax.new_ref(x)))
     assert float(gradient(3.0)) == 7
     assert jax.vmap(gradient)(jax.numpy.ones(2)).tolist() == [7, 7]
+
+
+@pytest.mark.limit
+def test_what_a_rule_reads_when_it_runs(jax):
+    """JAX 0.8 does not say whether a pullback is what is asked for: there the rule runs in the forward pass."""
+    state = {"k": 3.0}
+    rule = custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * state["k"]))
+    _, pullback = jax.vjp(rule, 1.0)
+    state["k"] = 5.0
+    assert float(pullback(1.0)[0]) == (21 if jax.__version_info__ < (0, 9) else 35)

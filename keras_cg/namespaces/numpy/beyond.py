@@ -94,4 +94,4 @@ def _computed(x: Any, function: Callable[[Any], Any]) -> Any:
     if kind.kind not in "fc":
         return function(numpy.asarray(x, "float64"))
     x = x if isinstance(x, Box) else numpy.asarray(x)
-    return anp.astype(function(anp.astype(x, "float32")), kind) if kind == "float16" else function(x)
+    return function(x.astype("float32")).astype(kind) if kind == "float16" else function(x)

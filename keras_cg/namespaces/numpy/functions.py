@@ -21,6 +21,16 @@ broadcast_to = linalg.broadcast_to
 
 # --- elementwise ---------------------------------------------------------------------------------
 
+# autograd (1.8) has no gradients of these by the names of the standard.
+acos, asin, asinh, atan, atanh, atan2 = (
+    anp.arccos,
+    anp.arcsin,
+    anp.arcsinh,
+    anp.arctan,
+    anp.arctanh,
+    anp.arctan2,
+)
+
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
     # autograd (1.9) differentiates by `x` only, and only if both bounds are positional arguments.
@@ -62,7 +72,7 @@ def astype(x: Any, dtype: Any, /) -> Any:
     if numpy.dtype(dtype).kind == "c" and not anp.iscomplexobj(x):
         # The sum has a real gradient for `x`, where that of a cast is complex.
         x = anp.add(x, numpy.zeros((), dtype))
-    return anp.astype(x, numpy.dtype(dtype))
+    return x.astype(numpy.dtype(dtype))  # not anp.astype, of which autograd (1.8) has no gradient
 
 
 def asarray(obj: Any, /, dtype: Any = None) -> Any:
@@ -75,7 +85,7 @@ def asarray(obj: Any, /, dtype: Any = None) -> Any:
 
 def full_like(x: Any, /, fill_value: Any, dtype: Any = None) -> Any:
     if not isinstance(fill_value, Box):
-        return anp.full_like(x, fill_value, dtype=dtype)
+        return numpy.full_like(linalg.constant(x), fill_value, dtype=dtype)
     return astype(broadcast_to(fill_value, anp.shape(x)), dtype or anp.result_type(x))
 
 
