@@ -59,6 +59,10 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Any:
     # autograd (1.9) assumes that x1 and x2 have the shape of the result. A Python number has no say in the dtype.
     shape = numpy.broadcast_shapes(*map(anp.shape, (condition, x1, x2)))
     parts = [broadcast_to(each, shape) if isinstance(each, Box) else each for each in (x1, x2)]
+    if int in map(type, parts):
+        # numpy.where (2.4) lets an integer that the dtype of the other one does not hold wrap.
+        kind = numpy.result_type(*map(linalg.constant, parts))
+        parts = [numpy.asarray(each, kind) if type(each) is int else each for each in parts]
     return anp.where(linalg.constant(condition), *parts)
 
 
