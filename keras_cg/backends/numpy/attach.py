@@ -13,32 +13,46 @@ import numpy
 from autograd.extend import Box, defvjp_argnums, primitive, vspace
 from autograd.tracer import trace_stack
 
-from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating, unboxed
+from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, unboxed
 from keras_cg.engine import linear, messages
 from keras_cg.engine.contract import Function, Tensors
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
-    """Runs `fun` once, on plain arrays; an output that is in a box all the same depends on a captured value."""
+    """Runs `fun` once, on plain arrays; an output that is in a box all the same depends on a captured value.
+
+    Here and in the backward pass there are loops in the place of comprehensions, which cost a frame each.
+    """
     inputs, levels = unboxed(tensors)
     outputs = fun.start(*inputs)
     fun.note()
-    if any([isinstance(output, Box) for output in outputs]):
-        sources = {*_ancestors([output._node for output in outputs if isinstance(output, Box)])}
-        values = [*fun.captures(lambda value: isinstance(value, Box) and value._node in sources)]
-        error = messages.argument_also_captured(fun.name, values, tensors)
-        if error is not None:
-            raise error
-        fun.capture(["(a value that autograd differentiates)"] * max(len(values), 1), values)
-        raise messages.unserved_variables("numpy", "a closure over it, or a global.", fun)
+    for output in outputs:
+        if isinstance(output, Box):
+            raise _captured(fun, outputs, tensors)
     if not levels:
         return outputs  # type: ignore[no-any-return]
     call = SavedCall(fun, outputs, levels)
+    if call.is_alone:
+        return (custom_gradient(call, outputs[0], *tensors),)
     # autograd has no vector space of integers, so they do not pass through the primitive.
     floating = [*itertools.compress(outputs, call.floating)]
     boxed = custom_gradient(call, floating[0] if call.is_single else tuple(floating), *tensors)
     arriving = iter((boxed,) if call.is_single else boxed)
     return tuple([next(arriving) if is_real else each for each, is_real in zip(outputs, call.floating, strict=True)])
+
+
+def _captured(fun: Function, outputs: Tensors, tensors: Sequence[Any]) -> Exception:
+    """Returns the error for outputs that depend on a captured value."""
+    sources = {*_ancestors([output._node for output in outputs if isinstance(output, Box)])}
+    values = [*fun.captures(lambda value: isinstance(value, Box) and value._node in sources)]
+    error = messages.argument_also_captured(fun.name, values, tensors)
+    if error is None:
+        fun.capture(["(a value that autograd differentiates)"] * max(len(values), 1), values)
+        error = messages.unserved_variables("numpy", "a closure over it, or a global.", fun)
+    return error
+
+
+_ALONE = [True]
 
 
 class SavedCall:
@@ -48,28 +62,40 @@ class SavedCall:
         self.run, self.levels = run, levels
         # autograd numbers its levels from the outermost on, and uses the number of one that is over again.
         self.highest = trace_stack.top
-        self.floating = [is_floating(output) for output in outputs]
+        self.floating, self.outputs = [], []
+        for output in outputs:
+            self.floating.append(output.dtype.kind in "fc")
+            if isinstance(output, numpy.ndarray):
+                # Weakly: an output that the rule does not refer to can be freed.
+                self.outputs.append(weakref.ref(output))
+        # Whether there is one output that is differentiated; and none beside it.
         self.is_single = self.floating.count(True) == 1
+        self.is_alone = self.floating == _ALONE
         # Strongly only what autograd does not keep for a rule that takes the output.
         pairs = zip(outputs, self.floating, strict=True) if run.takes_output else ()
-        self.integers = [output for output, is_real in pairs if not is_real]
-        # Weakly: an output that the rule does not refer to can be freed.
-        self.outputs = [weakref.ref(output) for output in outputs if isinstance(output, numpy.ndarray)]
+        self.integers = pairs and [output for output, is_real in pairs if not is_real]
 
     def pull(self, argnums: Sequence[int], parents: Sequence[Any], ans: Any, upstream: Any) -> list[Any]:
         """Returns the gradients of the arguments of the primitive at `argnums`; the parents begin at 2.
 
         `ans` is what the primitive returned, if the rule takes the output.
         """
-        arriving = iter((upstream,) if self.is_single else upstream)
         # The caller's own may be a number of Python.
-        cotangents = [conjugate(asarray(next(arriving))) if is_real else None for is_real in self.floating]
-        outer, needs_grad = -1, []
+        if self.is_alone:
+            cotangents = [conjugate(asarray(upstream))]
+        else:
+            arriving = iter((upstream,) if self.is_single else upstream)
+            cotangents = [conjugate(asarray(next(arriving))) if is_real else None for is_real in self.floating]
+        outer, needs_grad, shared = -1, [], set()
         for place, parent in enumerate(parents, 2):
             needs_grad.append(place in argnums)
+            shared.add(_owner(parent))
             if isinstance(parent, Box) and parent._trace > outer:
                 outer = parent._trace
-        level = min(filter(outer.__lt__, self.levels), default=None)
+        level: Any = None
+        for each in self.levels:
+            if each > outer and (level is None or each < level):
+                level = each
         if level is None:
             raise messages.lost_count(self.run.name)
         is_over = trace_stack.top < level
@@ -83,7 +109,9 @@ class SavedCall:
             found = run.pull(cotangents, (), needs_grad, None, outputs)[0]
         finally:
             trace_stack.top -= added
-        shared, gradients = {*map(_owner, [*parents, *[output() for output in self.outputs]])} - {0}, []
+        for output in self.outputs:
+            shared.add(_owner(output()))
+        gradients = []
         for argnum in argnums:
             gradient = found[argnum - 2]
             if isinstance(gradient, Box) and is_over:
@@ -94,7 +122,9 @@ class SavedCall:
                 gradients.append(vspace(parents[argnum - 2]).zeros())
             else:
                 # The user may change a gradient, which must not change an argument or an output.
-                gradients.append(conjugate(gradient.copy() if _owner(gradient) in shared else gradient))
+                owner = _owner(gradient)
+                gradient = gradient.copy() if owner and owner in shared else gradient
+                gradients.append(conjugate(gradient))
         return gradients
 
     def _whole(self, ans: Any) -> list[Any]:

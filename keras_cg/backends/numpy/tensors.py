@@ -115,10 +115,6 @@ def boxes(tensor: Any) -> Iterator[Any]:
         tensor = tensor._value
 
 
-def is_floating(tensor: Any) -> bool:
-    return tensor.dtype.kind in "fc"
-
-
 def conjugate(tensor: Any) -> Any:
     # autograd's gradient of a real loss at x + iy is dL/dx - i dL/dy.
     return anp.conj(tensor) if tensor.dtype.kind == "c" else tensor
