@@ -15,7 +15,7 @@ from keras_cg.backends.tensorflow.backward import Backward
 from keras_cg.backends.tensorflow.composite import PLAIN, Parts, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import is_differentiated
 from keras_cg.engine import messages
-from keras_cg.engine.contract import Function, Pullback, Tensors
+from keras_cg.engine.contract import Function, Tensors
 from keras_cg.engine.references import reached
 
 _SOURCES = (tf.Tensor, tf.Variable)
@@ -34,7 +34,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     copied = recording.copies(arguments.values) or [tf.constant(0.0)]
     inputs = arguments.filled(copied) if True in needs_grad else tensors
     shown = _shown(fun)
-    outputs, pullback, variables, used = _run(fun, inputs, shown)
+    outputs, variables, used = _run(fun.start, inputs, shown)
+    fun.note()
     results = Parts(outputs)
     is_linked = is_differentiated(results.values)
     if is_linked:
@@ -42,7 +43,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         # What the run has built, such as the entry of a cache, is no source: it comes from one.
         built = {id(each) for each in hidden if recording.is_younger(each, copied[0])}
         if len(hidden) > len(built):
-            *_, used = _run(fun, inputs, [*shown, *hidden])
+            *_, used = _run(lambda *inputs: fun.repeat(*inputs)[0], inputs, [*shown, *hidden])
             if not built.isdisjoint(map(id, used)):
                 raise messages.unserved_variables("tensorflow", "a cache that the function fills with it.", fun)
     else:
@@ -51,8 +52,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         used = [*used, *_unseen(fun, arguments, [*shown, *variables], used)]
     if not is_linked and not used and inputs is tensors:
         return outputs
-    captured = _captured(fun, pullback, variables, used, tensors) if is_linked or used else ()
-    backward = Backward(fun, pullback, arguments, needs_grad, results, captured)
+    captured = _captured(fun, variables, used, tensors) if is_linked or used else ()
+    backward = Backward(fun, arguments, needs_grad, results, captured)
     recorded = recording.copies(results.values)
     backward.record(recorded)
     return results.filled(recorded)
@@ -61,18 +62,23 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 def _shown(fun: Function) -> list[Any]:
     """Returns the sources that a quick look shows: in cells, in the objects there, and in the globals of the code."""
     near = fun.closed_over()
-    # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
-    owners = [value for value in near if not isinstance(value, (*_SOURCES, type, ModuleType))]
-    near += [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
+    for value in near[:]:
+        # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
+        if not isinstance(value, (*_SOURCES, type, ModuleType)):
+            near += getattr(value, "__dict__", {}).values()
     scope, code = getattr(fun.user, "__globals__", {}), getattr(fun.user, "__code__", None)
-    near += [scope.get(name) for name in code.co_names] if code is not None else []
-    return [value for value in near if isinstance(value, _SOURCES) and is_source(value)]
+    near += map(scope.get, code.co_names) if code is not None else ()
+    found = []
+    for value in near:
+        if isinstance(value, _SOURCES) and is_source(value):
+            found.append(value)
+    return found
 
 
 def _run(
-    fun: Function, inputs: Sequence[Any], watched: Sequence[Any]
-) -> tuple[Tensors, Pullback, list[Any], list[Any]]:
-    """Runs `fun`. Returns its outputs, its pullback, the trainable variables that it read, and which sources it used.
+    run: Callable[..., Tensors], inputs: Sequence[Any], watched: Sequence[Any]
+) -> tuple[Tensors, list[Any], list[Any]]:
+    """Does a run. Returns its outputs, the trainable variables that it read, and which sources it used.
 
     The sources are what is `watched` and the variables. If nothing is watched, all variables count as used.
     """
@@ -80,21 +86,19 @@ def _run(
     with recording.VariableWatcher() as watcher, tape:
         if watched:
             tape.watch(watched)
-        outputs, pullback = fun(*inputs)
+        outputs = run(*inputs)
     # In the order of creation. TensorFlow (2.21) does not tell for eager operations which was read first, and a rule
     # must not get another order in a graph.
     variables = [variable for variable in watcher.watched_variables() if is_floating(variable)]
     if not watched:
-        return outputs, pullback, variables, variables
+        return outputs, variables, variables
     sources = [*watched, *variables]
     with recording.stop_recording():
         slopes = tape.gradient(parts(outputs), sources)
-    return outputs, pullback, variables, [one for one, slope in zip(sources, slopes, strict=True) if slope is not None]
+    return outputs, variables, [one for one, slope in zip(sources, slopes, strict=True) if slope is not None]
 
 
-def _captured(
-    fun: Function, pullback: Pullback, variables: list[Any], used: list[Any], tensors: Sequence[Any]
-) -> Sequence[Any]:
+def _captured(fun: Function, variables: list[Any], used: list[Any], tensors: Sequence[Any]) -> Sequence[Any]:
     """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
     used = [*{id(source): source for source in used}.values()]
     # A variable that is not trainable is read as any other one where a tape watches it.
@@ -103,9 +107,9 @@ def _captured(
     captured = others or (used and variables)
     names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
     error = messages.argument_also_captured(fun.name, captured, tensors)
-    if error is not None and not pullback.takes_variables():
+    if error is not None and not fun.takes_variables():
         raise error
-    pullback.capture(names or [graph.CLOSED_OVER], captured)
+    fun.capture(names or [graph.CLOSED_OVER], captured)
     # Of several tensors, nothing tells which is used first.
     if not captured or (others and (len(used) > 1 or not (is_part(others[0]) or isinstance(others[0], tf.Variable)))):
         raise messages.unserved_variables("tensorflow", "several of them, or one that is out of reach.", fun)

@@ -42,7 +42,6 @@ class Backward:
 
     Args:
         fun: The function.
-        pullback: The pullback of the run.
         arguments: The arguments of the call.
         needs_grad: Which of them are differentiated.
         results: The outputs of the run.
@@ -53,19 +52,18 @@ class Backward:
     def __init__(
         self,
         fun: Function,
-        pullback: Pullback,
         arguments: Parts,
         needs_grad: Sequence[bool],
         results: Parts,
         variables: Sequence[Any],
         unknown: Sequence[Any] = (),
     ):
-        self.fun, self.pullback, self.arguments, self.needs_grad = fun, pullback, arguments, needs_grad
+        self.fun, self.arguments, self.needs_grad = fun, arguments, needs_grad
         self.variables, self.values, self.unknown = variables, [*map(tf.convert_to_tensor, variables)], unknown
         # The tensors that get a gradient.
         self.inputs = [*arguments.values, *self.values, *unknown]
         # For a rule that takes the output: until `record` the outputs of the run, and then those that tapes know.
-        self.results: Parts | None = results if pullback.takes_output else None
+        self.results: Parts | None = results if fun.takes_output else None
         self.outputs: Sequence[Any] | None = None
         # What an upstream is made of: of a composite tensor's parts, of one tensor (True), or there is none (False).
         self.shells: Sequence[Any] = results.are_floating
@@ -87,7 +85,7 @@ class Backward:
         """Returns the gradients for a tape: those of another run, if they will be differentiated themselves."""
         if self.is_eager and is_differentiated(self.arguments.values):
             return self._of_another_run(cotangents)
-        return self._gradients(self.pullback, cotangents, self.needs_grad)
+        return self._gradients(self.fun, cotangents, self.needs_grad)
 
     def for_accumulator(self, *cotangents: Any) -> list[Any]:
         """Returns the gradients for an accumulator, which transposes them."""
@@ -97,7 +95,7 @@ class Backward:
         inputs = [*map(asarray, self.arguments.tensors)]
         _, pullback = self.fun(*inputs)
         # In a graph no value is known: there the gradients are right under conditions.
-        conditions = self.pullback.check(pullback, partial(self._probe, cotangents))
+        conditions = self.fun.check(pullback, partial(self._probe, cotangents))
         if pullback.is_used_up:
             _, pullback = self.fun(*inputs)
         gradients = self._gradients(pullback, cotangents, self.needs_grad)
@@ -114,12 +112,12 @@ class Backward:
         A rule that is wrong for a constant alone still serves, because constants are hardly ever differentiated.
         """
         try:
-            return self._gradients(self.pullback, cotangents, None)
+            return self._gradients(self.fun, cotangents, None)
         except errors.GradientError:
             needs_grad = [not is_constant(tensor) for tensor in self.arguments.tensors]
             if all(needs_grad) or not any(needs_grad):
                 raise
-        gradients = self._gradients(self.pullback, cotangents, needs_grad)
+        gradients = self._gradients(self.fun, cotangents, needs_grad)
         return [
             _nan_like(tensor, cotangents) if gradient is None and is_constant(tensor) else gradient
             for tensor, gradient in zip(self.inputs, gradients, strict=True)
@@ -128,7 +126,8 @@ class Backward:
     def _probe(self, cotangents: Sequence[Any], pullback: Pullback) -> list[Any]:
         """Returns the gradients of a pullback along upstreams that are always the same."""
         arriving = linear.irregular(this_backend, [*map(dense, cotangents)])
-        gradients, others = pullback(self._upstreams(arriving), self.variables, self.needs_grad, None, self.outputs)
+        upstreams = self._upstreams(arriving)
+        gradients, others = pullback.pull(upstreams, self.variables, self.needs_grad, None, self.outputs)
         return [*gradients, *others]
 
     def _upstreams(self, cotangents: Sequence[Any]) -> list[Any]:
@@ -140,12 +139,12 @@ class Backward:
         ]
 
     def _gradients(self, pullback: Pullback, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None) -> list[Any]:
-        arriving = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in cotangents]
+        arriving = [*map(dense, cotangents)]
         upstreams = arriving if self.is_direct else self._upstreams(arriving)
-        gradients, others = pullback(upstreams, self.variables, needs_grad, None, self.outputs)
-        found = [*gradients, *others]
-        pairs = zip([*self.arguments.tensors, *self.values], found, strict=True)
-        found = [part for pair in pairs for part in _gradient_parts(*pair)]
+        gradients, others = pullback.pull(upstreams, self.variables, needs_grad, None, self.outputs)
+        found: list[Any] = []
+        for tensor, gradient in zip([*self.arguments.tensors, *self.values], [*gradients, *others], strict=True):
+            found += _gradient_parts(tensor, gradient)
         if not tf.executing_eagerly():
             text = partial(messages.wrong_shape_at_run_time, self.fun.name, where=pullback.location())
             inputs = enumerate(zip(found, self.inputs, strict=False))
@@ -158,7 +157,7 @@ class Backward:
         """Returns the gradients of a rule that is linear in upstream: its transpose is the forward derivative."""
 
         def pull(cotangents: Sequence[Any]) -> list[Any]:
-            pulled = self._gradients(self.pullback, cotangents, self.needs_grad)
+            pulled = self._gradients(self.fun, cotangents, self.needs_grad)
             return [dense(gradient) for gradient in pulled if gradient is not None]
 
         # Of copies, so that no tape records the trials.

@@ -50,12 +50,20 @@ class Parts:
     __slots__ = ("are_floating", "are_plain", "tensors", "values")
 
     def __init__(self, tensors: Sequence[Any]):
-        self.tensors = tensors
-        self.are_plain = all([type(tensor) in PLAIN for tensor in tensors])
-        flat = tensors if self.are_plain else tf.nest.flatten(list(tensors), expand_composites=True)
-        dtypes = [component.dtype for component in flat]
-        self.are_floating = [bool(dtype.is_floating or dtype.is_complex) for dtype in dtypes]
-        self.values = [each for each, is_part in zip(flat, self.are_floating, strict=True) if is_part]
+        self.tensors, self.are_plain, flat = tensors, True, tensors
+        self.are_floating: list[bool] = []
+        self.values: list[Any] = []
+        # In loops, because each call asks twice and a comprehension costs a frame.
+        for tensor in tensors:
+            if type(tensor) not in PLAIN:
+                self.are_plain, flat = False, tf.nest.flatten(list(tensors), expand_composites=True)
+                break
+        for component in flat:
+            dtype = component.dtype
+            is_part = bool(dtype.is_floating or dtype.is_complex)
+            self.are_floating.append(is_part)
+            if is_part:
+                self.values.append(component)
 
     def filled(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the tensors with all their parts replaced by `values`."""

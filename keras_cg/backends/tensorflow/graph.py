@@ -75,7 +75,8 @@ def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # Copies, because a function may also close over an argument, which would be the same tensor.
     inputs = [tf.identity(part) for part in arguments.values]
     with VariableWatcher() as watcher:
-        outputs, pullback = fun(*arguments.filled(inputs))
+        outputs = fun.start(*arguments.filled(inputs))
+    fun.note()
     found = Parts(outputs)
     results = [inside(result) for result in found.values]
     sources = _sources(fun, results, inputs, before)
@@ -88,7 +89,7 @@ def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
     known = {id(source) for source in sources}
     handles = {id(handle): variable for variable in watcher.watched_variables() for handle in [inside(variable.handle)]}
     variables = [variable for key, variable in handles.items() if key in known]
-    pullback.capture([variable.name for variable in variables], variables)
+    fun.capture([variable.name for variable in variables], variables)
     others = [source for source in sources if id(source) not in handles and element_dtype(source) is not None]
     for outer, inner in graph.captures if others and hasattr(graph, "captures") else ():
         if id(inner) in known:
@@ -98,11 +99,11 @@ def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
         error = messages.argument_also_captured(fun.name, others, tensors)
         if error is not None:
             raise error
-        pullback.capture([CLOSED_OVER])
+        fun.capture([CLOSED_OVER])
         raise messages.unserved_variables("tensorflow", "a closure over it, in a tf.function.", fun)
     # TensorFlow cannot tell which of the captured values will be differentiated later, except for constants.
     unknown = [read(source) for source in others if source.op.type != "Const"]
-    backward = Backward(fun, pullback, arguments, needs_grad(arguments), found, variables, unknown)
+    backward = Backward(fun, arguments, needs_grad(arguments), found, variables, unknown)
     with stop_recording():
         results = _wrap(graph, results, backward)
     backward.record(results)
