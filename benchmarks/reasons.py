@@ -22,7 +22,6 @@ WHY = {
     "keras_cg.namespaces.numpy.functions:where": "`ops.where`: autograd has its gradient wrong where it broadcasts.",
     "keras_cg.backends.numpy.tensors:conjugate": "autograd's gradient of a complex number is the conjugate of ours.",
     "keras_cg.backends.numpy.tensors:innermost": "autograd boxes what it differentiates: the array inside.",
-    "keras_cg.backends.numpy.tensors:is_floating": "An integer output takes part in no gradient.",
     "keras_cg.namespaces.torch.arguments:_converted": "`ops` takes NumPy's arrays and numbers on torch.",
     "keras_cg.namespaces.tensorflow.elementwise:clip": "`ops.clip`, with bounds of any size.",
     "keras_cg.backends.torch.attach:Attached.backward": "Calls the rule, if nothing that it reads was changed.",

@@ -273,7 +273,6 @@ _SMALL = (
 _NESTS = "optree flattens the arguments and the output, and what the rule gets and returns."
 _OF_NUMPY = "NumPy takes a microsecond for 8 numbers, and each frame of ours a part of one."
 REASONS: tuple[tuple[str, str], ...] = (
-    ("torch, log1pexp, 8 numbers: call", "The function may capture something, which only its outputs show."),
     ("torch, log1pexp, 8 numbers: aot_eager", _GUARDS),
     ("torch, log1pexp, 8 numbers: inductor", _GUARDS),
     ("torch, two in two out in a nest: aot_eager", _GUARDS),
@@ -286,7 +285,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("torch: bytes held", "Keras's idiom gets the arguments, and a second derivative needs them."),
     ("jax: bytes held", "Keras's idiom gets the arguments, which are kept for it."),
     ("jax: a gradient", "Eager JAX takes a part of the time for operations that cost nothing elsewhere."),
-    ("numpy, a nest", "Each gradient of a leaf is checked, and copied if it shares memory."),
+    ("tensorflow, two in two out in a nest: jit_compile", "The compiled programs are the same; this is noise."),
     ("numpy, ", _OF_NUMPY),
 )
 
