@@ -52,8 +52,14 @@ def hypot(xp: Any, stop_gradient: Callable[[Any], Any], x1: Any, x2: Any) -> Any
     unit = xp.where((longer == 0) | (longer == math.inf), one, longer)
     a, b = x1 / unit, x2 / unit
     squares = a * a + b * b
-    length = xp.where(squares == 0, squares, unit * xp.sqrt(xp.where(squares == 0, one, squares)))
+    length = xp.where(squares == 0, xp.zeros_like(longer), unit * xp.sqrt(xp.where(squares == 0, one, squares)))
     return xp.where((xp.abs(x1) == math.inf) | (xp.abs(x2) == math.inf), math.inf * one, length)
+
+
+def hypot_or_zero(ops: Any, function: Callable[[Any, Any], Any], x1: Any, x2: Any) -> Any:
+    """Computes the length by a framework's function, whose derivatives are NaN where both are 0; there they are 0."""
+    is_zero = ops.logical_and(ops.equal(x1, 0), ops.equal(x2, 0))
+    return ops.where(is_zero, 0, function(ops.where(is_zero, 1, x1), x2))
 
 
 def logaddexp(xp: Any, x1: Any, x2: Any) -> Any:

@@ -49,6 +49,7 @@ PAIRS = {
     "hypot of equals": ("hypot", (3, 3), (ROOT, ROOT), (ROOT / 6, -ROOT / 6, ROOT / 6)),
     "hypot of opposites": ("hypot", (3, -3), (ROOT, -ROOT), (ROOT / 6, ROOT / 6, ROOT / 6)),
     "hypot of negatives": ("hypot", (-3, -3), (-ROOT, -ROOT), (ROOT / 6, -ROOT / 6, ROOT / 6)),
+    "hypot of zeros": ("hypot", (0, 0), (0, 0), (0, 0, 0)),
     "hypot beside zero": ("hypot", (2, 0), (1, 0), (0, 0, 0.5)),
     "hypot before zero": ("hypot", (0, -4), (0, -1), (0.25, 0, 0)),
     "hypot": ("hypot", (3, -4), (0.6, -0.8), (16 / 125, 12 / 125, 9 / 125)),

@@ -41,6 +41,12 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
     return x if max is None else where(anp.greater(x, max), max, x)
 
 
+def hypot(x1: Any, x2: Any, /) -> Any:
+    if not isinstance(x1, Box) and not isinstance(x2, Box):
+        return numpy.hypot(x1, x2)
+    return composed.hypot_or_zero(namespace, anp.hypot, x1, x2)
+
+
 def pow(x1: Any, x2: Any, /) -> Any:
     if not isinstance(x2, Box):
         return anp.power(x1, x2)

@@ -113,6 +113,10 @@ def pow(x1: Any, x2: Any, /) -> Any:
     return composed.power(namespace, torch.Tensor.detach, xp.pow, x1, x2)
 
 
+def hypot(x1: Any, x2: Any, /) -> Any:
+    return composed.hypot_or_zero(namespace, xp.hypot, *tensors([x1, x2]))
+
+
 def logaddexp(x1: Any, x2: Any, /) -> Any:
     x1, x2 = tensors([x1, x2])
     return composed.logaddexp(torch, x1, x2)
