@@ -250,6 +250,12 @@ def test_forward_mode_of_complex_powers(backend):
         np.testing.assert_allclose(plain(tangent), [expected.imag], rtol=1e-9, err_msg=name)
 
 
+@TORCH_AND_JAX
+def test_logaddexp_of_complex_numbers(backend):
+    z = tensor([1 + 2j, 3.0], "complex128")
+    check(ops.logaddexp(z, z), np.array([1 + 2j, 3.0]) + np.log(2))
+
+
 @pytest.mark.only("numpy", "jax", "torch")
 def test_the_sign_of_a_complex_zero_has_a_finite_gradient(backend):
     assert np.isfinite(plain(grad(lambda t: ops.sum(ops.real(ops.sign(t * (1 + 1j)))))(tensor([0.0])))).all()

@@ -119,6 +119,8 @@ def hypot(x1: Any, x2: Any, /) -> Any:
 
 def logaddexp(x1: Any, x2: Any, /) -> Any:
     x1, x2 = tensors([x1, x2])
+    if x1.is_complex() or x2.is_complex():  # these have no order
+        return torch.logaddexp(x1, x2)
     return composed.logaddexp(torch, x1, x2)
 
 
