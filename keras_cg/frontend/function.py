@@ -50,7 +50,12 @@ class FlatFunction(Arguments):
         return keras_scope.State(self.name, self.backend, is_first)
 
     def refuse_changes(self) -> None:
-        """Lets no run change a variable of Keras: a backend traces even the first, and would leave a tracer there."""
+        """Lets no run change a variable of Keras: a backend traces even the first, and would leave a tracer there.
+
+        Not where a compiler traces Python code, which sees such a change.
+        """
+        if self.backend.is_compiling():
+            return
         if keras_interop.keras() is not None and keras_scope.is_unscoped():
             self.state = keras_scope.State(self.name, self.backend, is_first=False, is_strict=True)
 

@@ -52,11 +52,7 @@ class Run(Rule):
     def repeat(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """Does another run, which is noted: returns what `start` returns, and the run."""
         run = self.another()
-        if self.first:
-            results = self.first.again(run._complete, *tensors)
-        else:
-            results = run.start(*tensors)
-            run.note()
+        results = self.first.again(run.complete, *tensors) if self.first else run.complete(*tensors)
         self.output, self.converted, self.state, self.first = run.output, run.converted, run.state, run.first
         return results, run
 
@@ -67,7 +63,8 @@ class Run(Rule):
         self.output, self.converted, self.state = run.output, run.converted, run.state
         return results
 
-    def _complete(self, *tensors: Any) -> tuple[Any, ...]:
+    def complete(self, *tensors: Any) -> tuple[Any, ...]:
+        """Does the run and notes it: returns what `start` returns."""
         results = self.start(*tensors)
         self.note()
         return results

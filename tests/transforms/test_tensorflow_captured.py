@@ -262,3 +262,27 @@ def test_a_cache_of_a_tensor_that_may_be_another_one_is_refused(eager, tf, is_al
 
     with pytest.raises(CapturedVariableError, match=r"(?s)usual cause: a cache that the function fills with it\."):
         differentiate(tf, f, w)
+
+
+def test_a_run_is_noted_before_another_rule_runs(eager, tf):
+    """To find what a function captures, the backend differentiates the outputs, and so may call a rule inside."""
+    owner, w = Owner(None), tf.Variable([2.0], trainable=False)
+
+    @custom_gradient
+    def inner(x):
+        def grad(upstream):
+            owner.k = 5.0
+            return upstream
+
+        return x * 1, grad
+
+    @custom_gradient
+    def outer(x):
+        owner.k = 3.0
+        return inner(x * w), lambda upstream, variables: (7 * upstream * owner.k, [11 * upstream])
+
+    x = tf.constant([1.0])
+    with tf.GradientTape() as tape:
+        tape.watch([x, w])
+        y = outer(x)
+    close(tape.gradient(y, [x, w]), [[21], [11]])

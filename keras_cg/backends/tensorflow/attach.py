@@ -34,8 +34,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     copied = recording.copies(arguments.values) or [tf.constant(0.0)]
     inputs = arguments.filled(copied) if True in needs_grad else tensors
     shown = _shown(fun)
-    outputs, variables, used = _run(fun.start, inputs, shown)
-    fun.note()
+    outputs, variables, used = _run(fun.complete, inputs, shown)
     results = Parts(outputs)
     is_linked = is_differentiated(results.values)
     if is_linked:

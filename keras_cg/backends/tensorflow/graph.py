@@ -75,8 +75,7 @@ def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # Copies, because a function may also close over an argument, which would be the same tensor.
     inputs = [tf.identity(part) for part in arguments.values]
     with VariableWatcher() as watcher:
-        outputs = fun.start(*arguments.filled(inputs))
-    fun.note()
+        outputs = fun.complete(*arguments.filled(inputs))
     found = Parts(outputs)
     results = [inside(result) for result in found.values]
     sources = _sources(fun, results, inputs, before)

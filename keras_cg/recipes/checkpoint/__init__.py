@@ -80,8 +80,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
                 raise messages.symbolic(name, label(tree, place).removeprefix("the argument "))
         values = pytree.partition(backend, name, tree, label)
         function = OutputFunction(backend, name, f, len(args)).of(keywords, tree)
-        if not backend.is_compiling():  # a compiler decides itself what runs again
-            function.refuse_changes()
+        function.refuse_changes()
         if not backend.is_recording():
             return function.finish(function(*values))
         return function.finish(frameworks.this.checkpoint.recompute(function, values))
