@@ -52,9 +52,6 @@ def _captured(fun: Function, outputs: Tensors, tensors: Sequence[Any]) -> Except
     return error
 
 
-_ALONE = [True]
-
-
 class SavedCall:
     """One call for the backward pass of each level of differentiation that an argument is in."""
 
@@ -70,7 +67,7 @@ class SavedCall:
                 self.outputs.append(weakref.ref(output))
         # Whether there is one output that is differentiated; and none beside it.
         self.is_single = self.floating.count(True) == 1
-        self.is_alone = self.floating == _ALONE
+        self.is_alone = self.is_single and len(outputs) == 1
         # Strongly only what autograd does not keep for a rule that takes the output.
         pairs = zip(outputs, self.floating, strict=True) if run.takes_output else ()
         self.integers = pairs and [output for output, is_real in pairs if not is_real]

@@ -45,25 +45,6 @@ def erf(x: Any, /) -> Any:
     return _computed(x, lambda x: _erf(anp.where(x > high, high, anp.where(x < low, low, x))))
 
 
-# autograd (1.9) divides by the square of the hyperbolic cosine, which overflows, and by the absolute value. Its
-# derivative of the complex acosh has the wrong sign where the real part is negative.
-_tanh = elementwise(numpy.tanh, lambda x: 4 * _sigmoid(2 * x) * _sigmoid(-2 * x))
-_abs = elementwise(numpy.abs, anp.sign)
-_acosh = elementwise(numpy.arccosh, lambda z: 1 / (anp.sqrt(z - 1) * anp.sqrt(z + 1)))
-
-
-def abs(x: Any, /) -> Any:
-    return _abs(x) if isinstance(x, Box) and not anp.iscomplexobj(x) else anp.abs(x)
-
-
-def acosh(x: Any, /) -> Any:
-    return _acosh(x) if anp.iscomplexobj(x) else anp.arccosh(x)
-
-
-def tanh(x: Any, /) -> Any:
-    return _tanh(x) if isinstance(x, Box) and not anp.iscomplexobj(x) else anp.tanh(x)
-
-
 def relu(x: Any, /) -> Any:
     return anp.where(constant(x) <= 0, anp.zeros_like(x), x)
 

@@ -22,14 +22,26 @@ broadcast_to = linalg.broadcast_to
 # --- elementwise ---------------------------------------------------------------------------------
 
 # autograd (1.8) has no gradients of these by the names of the standard.
-acos, asin, asinh, atan, atanh, atan2 = (
-    anp.arccos,
-    anp.arcsin,
-    anp.arcsinh,
-    anp.arctan,
-    anp.arctanh,
-    anp.arctan2,
-)
+acos, asin, asinh = anp.arccos, anp.arcsin, anp.arcsinh
+atan, atanh, atan2 = anp.arctan, anp.arctanh, anp.arctan2
+
+# The derivatives of autograd (1.9): that of a complex acosh has the wrong sign where the real part is negative, that of
+# tanh divides by the square of the hyperbolic cosine, which overflows, and that of a real abs by the absolute value.
+_acosh = beyond.elementwise(numpy.arccosh, lambda x: 1 / (anp.sqrt(x - 1) * anp.sqrt(x + 1)))
+_tanh = beyond.elementwise(numpy.tanh, lambda x: 4 * beyond.sigmoid(2 * x) * beyond.sigmoid(-2 * x))
+_abs = beyond.elementwise(numpy.abs, anp.sign)
+
+
+def abs(x: Any, /) -> Any:
+    return anp.abs(x) if anp.iscomplexobj(x) else _abs(x)
+
+
+def acosh(x: Any, /) -> Any:
+    return _acosh(x) if anp.iscomplexobj(x) else anp.arccosh(x)
+
+
+def tanh(x: Any, /) -> Any:
+    return anp.tanh(x) if anp.iscomplexobj(x) else _tanh(x)
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
@@ -44,7 +56,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
 def hypot(x1: Any, x2: Any, /) -> Any:
     if not isinstance(x1, Box) and not isinstance(x2, Box):
         return numpy.hypot(x1, x2)
-    return composed.hypot_or_zero(namespace, anp.hypot, x1, x2)
+    return composed.hypot(namespace, linalg.constant, x1, x2)
 
 
 def pow(x1: Any, x2: Any, /) -> Any:
