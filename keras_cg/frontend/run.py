@@ -52,7 +52,11 @@ class Run(Rule):
     def repeat(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """Does another run, which is noted: returns what `start` returns, and the run."""
         run = self.another()
-        results = self.first.again(run.complete, *tensors) if self.first else run.complete(*tensors)
+        if self.first:
+            results = self.first.again(run.complete, *tensors)
+        else:
+            results = run.start(*tensors)
+            run.note()
         self.output, self.converted, self.state, self.first = run.output, run.converted, run.state, run.first
         return results, run
 
