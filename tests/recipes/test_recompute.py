@@ -309,14 +309,14 @@ def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, tf
     x = tf.ones((64, 3))
     for name, draw in draws.items():
         run = both if mode == "eager" else tf.function(both, jit_compile=mode == "jit")
-        if name == "stateless":
-            output, gradient = run(x, draw)
-            np.testing.assert_allclose(gradient, 7 * np.exp(output / 2) * output / 2, rtol=1e-5)
-        elif mode == "eager":
+        if name != "stateless" and mode == "eager":
             with pytest.raises(RuntimeError, match="gave another output than the first time"):
                 run(x, draw)
-        else:
-            assert np.isnan(run(x, draw)[1]).all()
+            continue
+        output, gradient = run(x, draw)
+        is_right = np.allclose(gradient, 7 * np.exp(output / 2) * output / 2, rtol=1e-5)
+        # XLA of TensorFlow 2.19 may draw once for both runs, which then agree.
+        assert is_right if name == "stateless" else np.isnan(gradient).all() or (is_right and mode == "jit")
 
 
 @pytest.mark.only("torch")
