@@ -56,7 +56,9 @@ def watched(monkeypatch):
 def test_work_is_shown_on_the_standard_error_and_taken_away(watched, capsys):
     stream = watched(0)
     with progress.shown(lambda: progress.bar(3, 8, "checks")):
-        while "3 of 8 checks" not in stream.getvalue():
+        for _ in range(6000):  # a minute at most
+            if "3 of 8 checks" in stream.getvalue():
+                break
             time.sleep(0.01)
     # Where it stood, the line is cleared, and the cursor is back.
     assert "\x1b[2K" in stream.getvalue().rpartition("checks")[2] and stream.getvalue().count("\x1b[?25h") == 1
