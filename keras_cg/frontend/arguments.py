@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Self
 
 from keras_cg.engine.contract import Backend
 from keras_cg.frontend import signature
 from keras_cg.frontend.tree import Tree
+
+# Of a call that has nothing of the kind. It is no proxy, because Dynamo of torch (2.13) takes an empty one for true.
+NOTHING: Mapping[Any, Any] = {}
 
 
 class Arguments:
@@ -19,12 +21,12 @@ class Arguments:
     """
 
     # What the function gets by name and is no argument of the call.
-    extras: Mapping[str, Any] = MappingProxyType({})
+    extras: Mapping[str, Any] = NOTHING
     keywords: tuple[str, ...] = ()
     nest: Tree | None = None
     is_plain = True
     # The containers without a tensor, by place, which the function gets as they are.
-    whole: Mapping[int, Any] = MappingProxyType({})
+    whole: Mapping[int, Any] = NOTHING
 
     def __init__(self, backend: Backend, name: str, user: Callable[..., Any], positionals: int):
         self.backend, self.name, self.user, self.positionals = backend, name, user, positionals

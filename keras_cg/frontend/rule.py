@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal
 
 from keras_cg import errors, user_code
@@ -14,6 +13,7 @@ from keras_cg.engine.functions import innermost, keeps_state
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.world import World
 from keras_cg.frontend import config, conventions, messages, signature, tracebacks
+from keras_cg.frontend.arguments import NOTHING
 from keras_cg.frontend.conventions import ALONE, EACH, Convention
 from keras_cg.frontend.function import FlatFunction
 from keras_cg.frontend.gradients import Spec, check_variables, collect
@@ -56,7 +56,7 @@ class Rule(FlatFunction):
     tree: Tree
     tensors: Sequence[Any]
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = MappingProxyType({})
+    kwargs: Mapping[str, Any] = NOTHING
     scope: Any = None
     outputs: Sequence[Any]
     world: World | None = None

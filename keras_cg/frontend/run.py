@@ -27,7 +27,7 @@ class Run(Rule):
         engine: What `is_recording` of the backend said when the call began.
         is_traced: Set by the backend where a compiler traces Python code: then the rule is traced at once, in no world.
         ground: What `ground_of` says of the function.
-        is_later: Whether a run has gone before, Keras saves values for the runs, or a compiler traces them.
+        is_later: Whether a run has gone before, or Keras saves values for the runs.
         is_closed: Whether all that the rule can read is data.
         look: Set by a backend: what it asks of the values that the first run will have at hand.
         existing: What `look` said.
@@ -46,7 +46,7 @@ class Run(Rule):
         run.keywords, run.nest, run.is_plain, run.whole = self.keywords, self.nest, self.is_plain, self.whole
         run.extras, run.engine, run.is_traced, run.ground = self.extras, self.engine, self.is_traced, self.ground
         run.converted, run.state, run.output, run.first = self.converted, self.state, self.output, self.first
-        run.is_later = self.output is not None or self.state is not None or self.is_traced
+        run.is_later = self.output is not None or self.state is not None
         return run
 
     def repeat(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
@@ -104,6 +104,8 @@ class Run(Rule):
 
     def _open(self) -> World | None:
         """Returns the world before a run, of which the backend may look at what is there; None if nothing is there."""
+        if self.is_traced:
+            return None
         static = () if self.nest is None else self.nest.leaves
         if are_data(static):
             static, ground = (), self.ground
@@ -117,8 +119,8 @@ class Run(Rule):
         return opened
 
     def _start_with_care(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Begins a run in a scope of Keras, under a compiler, or one that is not the first."""
-        self.world = None if self.is_traced else self._open()
+        """Begins a run in a scope of Keras, or one that is not the first."""
+        self.world = self._open()
         self.args, self.kwargs = self.bind(tensors)
         pair, changed, scope = self.run(self.args, self.kwargs)
         self.tensors, self.outputs = tensors, self._accept(pair)

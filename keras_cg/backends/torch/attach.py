@@ -107,7 +107,7 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
         fun.is_traced = True
         if compiling.is_exporting():
             return exporting.without_rule(fun, tensors)
-        return compiling.with_compiler(fun, tensors) if torch.is_grad_enabled() else fun.alone(*tensors)
+        return compiling.with_compiler(fun, tensors) if torch.is_grad_enabled() else fun.start(*tensors)
     if is_tracing():
         return exporting.without_rule(fun, tensors)
     if transforms_active() or is_forward_open():

@@ -27,7 +27,7 @@ def with_compiler(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
     for tensor in tensors:
         needs_grad.append(tensor.requires_grad)
         inputs.append(tensor.detach())
-    outputs, pullback = fun(*inputs)
+    outputs = fun.complete(*inputs)
     same = []
     for output in outputs:
         found = -1
@@ -37,7 +37,7 @@ def with_compiler(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
         same.append(found)
     for output in outputs:
         if output.requires_grad:
-            pullback.capture(["(a tensor that torch.compile does not name)"])
+            fun.capture(["(a tensor that torch.compile does not name)"])
             raise messages.unserved_variables("torch", "a closure over it, inside torch.compile.", fun)
     if True not in needs_grad:
         return outputs  # type: ignore[no-any-return]
@@ -49,8 +49,8 @@ def with_compiler(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
             if known is tensor:
                 other = tensor.view_as(tensor)
         distinct.append(other)
-    saved_count = len(outputs) if pullback.takes_output else 0
-    return _Compiling.apply(pullback, [*inputs, *outputs], needs_grad, same, saved_count, *distinct)  # type: ignore[no-any-return, no-untyped-call]
+    saved_count = len(outputs) if fun.takes_output else 0
+    return _Compiling.apply(fun, [*inputs, *outputs], needs_grad, same, saved_count, *distinct)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # Without this decorator, Dynamo of torch 2.11 answers yes in all that it traces.
@@ -66,14 +66,14 @@ class _Compiling(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        pullback: Any,
+        run: Any,
         known: list[torch.Tensor],
         needs_grad: list[bool],
         same: list[int],
         saved_count: int,
         *tensors: torch.Tensor,
     ) -> Any:
-        ctx.pullback, ctx.needs_grad, ctx.count, ctx.saved_count = pullback, needs_grad, len(same), saved_count
+        ctx.run, ctx.needs_grad, ctx.count, ctx.saved_count = run, needs_grad, len(same), saved_count
         outputs = []
         without = []
         for number in range(len(same)):
@@ -95,12 +95,12 @@ class _Compiling(torch.autograd.Function):
         if ctx.saved_count:
             saved = ctx.saved_tensors
             outputs = saved[len(saved) - ctx.saved_count :]
-        gradients, _ = ctx.pullback(cotangents, (), ctx.needs_grad, None, outputs)
+        gradients, _ = ctx.run.pull(cotangents, (), ctx.needs_grad, None, outputs)
         results = []
         for gradient in gradients:
             # A gradient belongs to the caller, and this may be an argument or an output itself.
             is_own = ctx.saved_count > 0
-            for tensor in ctx.pullback.tensors:
+            for tensor in ctx.run.tensors:
                 if tensor is gradient:
                     is_own = True
             results.append(gradient.clone() if is_own and gradient is not None else gradient)
