@@ -39,6 +39,7 @@ EVERYWHERE = {
     "take, a number": (lambda: ops.take(wide([1, 2]), 1), 2),
     "take, a matrix of indices": (lambda: ops.take(wide([1, 2]), np.array([[0, 1], [1, 1]])), [[1, 2], [2, 2]]),
     "an axis of NumPy": (lambda: ops.sum(wide([[1, 2]]), np.int64(0)), [1, 2]),
+    "an axis of NumPy by its name": (lambda: ops.sum(wide([[1, 2]]), axis=np.int64(0)), [1, 2]),
     "numbers in a list beside a tensor": (lambda: ops.asarray([wide(0.1), 0.1]), [0.1, 0.1]),
 }
 VALUES = {

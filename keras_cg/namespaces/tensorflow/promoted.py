@@ -59,6 +59,9 @@ def tensor(x: Any) -> Any:
 
 def same(*values: Any) -> list[Any]:
     """Returns tensors of the dtype that all values promote to; Python numbers decide only its kind."""
+    kinds = {each.dtype if isinstance(each, tf.Tensor) else None for each in values}
+    if len(kinds) == 1 and None not in kinds:
+        return [*values]
     parts = [each if isinstance(each, NUMBERS) else tf.convert_to_tensor(each) for each in values]
     kind = result_type(*parts)
     return [number(each, kind) if isinstance(each, NUMBERS) else cast(each, kind) for each in parts]

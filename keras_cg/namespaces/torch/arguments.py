@@ -38,6 +38,14 @@ def accepting(function: Callable[..., Any], line: str) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # In most calls there is nothing to convert, and an operation on few numbers costs less than the rest below.
+        is_ready = len(args) == arrays
+        for arg in args:
+            is_ready = is_ready and isinstance(arg, torch.Tensor)
+        for name, value in kwargs.items():
+            is_ready = is_ready and name != "dtype" and not isinstance(value, _NUMPY)
+        if is_ready:
+            return function(*args, **kwargs)
         kwargs.update(zip(names, args[count:], strict=False))
         kwargs = {name: dtype_of(value) if name == "dtype" else _converted(value) for name, value in kwargs.items()}
         args = (*args[:count], *args[count + len(names) :])  # what is left is too much, and the function raises
