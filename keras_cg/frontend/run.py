@@ -44,7 +44,7 @@ class Run(Rule):
         """Returns another run of the same call, which has not begun."""
         run = Pullback(self.backend, self.name, self.user, self.positionals)
         run.keywords, run.nest, run.is_plain, run.whole = self.keywords, self.nest, self.is_plain, self.whole
-        run.extras, run.engine, run.is_traced, run.ground = self.extras, self.engine, self.is_traced, self.ground
+        run.extras, run.engine, run.ground = self.extras, self.engine, self.ground
         run.converted, run.state, run.output, run.first = self.converted, self.state, self.output, self.first
         run.is_later = self.output is not None or self.state is not None
         return run

@@ -119,7 +119,7 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
         if transforms_active() or any(map(transforms.is_dual, tensors)):
             return transforms.with_transforms(fun, saveable(tensors))
     if not torch.is_grad_enabled():
-        return exporting.cut(fun.name, fun.alone(*tensors))
+        return exporting.cut(fun.name, fun.start(*tensors))
     return attach(fun, tensors, True)  # type: ignore[no-any-return]
 
 

@@ -43,7 +43,7 @@ def without_rule(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.
     """Returns the outputs of `fun` for a program that torch.export or torch.jit.trace records."""
     if is_forward_open() or (transforms_active() and not _is_mapping()):
         raise messages.rule_dropped(*_DERIVATIVE, fun.name)
-    outputs = fun.alone(*tensors)
+    outputs = fun.start(*tensors)
     results = this.detached(fun.name, *outputs) if outputs else ()
     is_differentiable = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
     if is_differentiable and not torch.compiler.is_dynamo_compiling() and not is_tracing():
