@@ -309,14 +309,16 @@ def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, tf
     x = tf.ones((64, 3))
     for name, draw in draws.items():
         run = both if mode == "eager" else tf.function(both, jit_compile=mode == "jit")
-        if name != "stateless" and mode == "eager":
+        # XLA of TensorFlow 2.19 draws once for both runs of `tf.random`, which then agree.
+        is_one_draw = (name, mode) == ("tf.random", "jit") and tf.__version__.startswith("2.19.")
+        if name == "stateless" or is_one_draw:
+            output, gradient = run(x, draw)
+            np.testing.assert_allclose(gradient, 7 * np.exp(output / 2) * output / 2, rtol=1e-5)
+        elif mode == "eager":
             with pytest.raises(RuntimeError, match="gave another output than the first time"):
                 run(x, draw)
-            continue
-        output, gradient = run(x, draw)
-        is_right = np.allclose(gradient, 7 * np.exp(output / 2) * output / 2, rtol=1e-5)
-        # XLA of TensorFlow 2.19 may draw once for both runs, which then agree.
-        assert is_right if name == "stateless" else np.isnan(gradient).all() or (is_right and mode == "jit")
+        else:
+            assert np.isnan(run(x, draw)[1]).all()
 
 
 @pytest.mark.only("torch")
