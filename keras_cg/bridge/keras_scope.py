@@ -7,6 +7,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 from keras_cg import backends
@@ -49,27 +50,37 @@ class State:
 class Run:
     """A run of a function inside a scope, the first one or another."""
 
+    # What Keras had of the thread in which another run began.
+    thread: dict[str, Any] | None = None
+
     def __init__(self, state: State):
         self.state = state
 
     def __enter__(self) -> None:
-        self.open, self.scope, before = contextlib.ExitStack(), self.state.scope, self.state.before
-        if self.state.runs > 1:
+        # Without context managers of Python and Keras, because each second derivative comes here.
+        state, self.scope = self.state, self.state.scope
+        if state.runs > 1:
             # The scopes of the first run may be over, and this may be another thread.
-            self.open.enter_context(_as_in(self.state.thread))
-            self.scope = self.open.enter_context(_strict(keras().StatelessScope)())
-            self.open.enter_context(keras().src.backend.AutocastScope(self.state.half))
-        self.open.callback(setattr, self.scope, "state_mapping", self.scope.state_mapping)
-        self.scope.state_mapping = dict(before)
+            self.scope, half = _strict(keras().StatelessScope)(), state.half
+            thread = _copied(state.thread)
+            self.scope.original_scope = thread.get("stateless_scope")
+            thread["stateless_scope"] = self.scope
+            thread["autocast_scope"] = None if half is None else keras().src.backend.AutocastScope(half)
+            here = _of_thread()
+            self.thread = dict(here)
+            _exchange(here, thread)
+        self.mapping, self.scope.state_mapping = self.scope.state_mapping, dict(state.before)
 
     def __exit__(self, *error: object) -> None:
-        before = self.state.before
-        self.values = {key: each for key, each in self.scope.state_mapping.items() if before.get(key) is not each}
+        state, scope = self.state, self.scope
+        self.values = {key: each for key, each in scope.state_mapping.items() if state.before.get(key) is not each}
         # What another run adds or creates is there already.
-        refusal = self.scope.refusal if self.state.is_strict else None
-        self.open.close()
+        refusal = scope.refusal if state.is_strict else None
+        scope.state_mapping = self.mapping
+        if self.thread is not None:
+            _exchange(_of_thread(), self.thread)
         if refusal is not None:
-            raise messages.changes_keras(self.state.function, refusal) from None
+            raise messages.changes_keras(state.function, refusal) from None
 
     @contextlib.contextmanager
     def for_rule(self) -> Iterator[None]:
@@ -134,41 +145,46 @@ def _of_thread() -> dict[str, Any]:
 
 
 def _copied(thread: dict[str, Any]) -> dict[str, Any]:
+    context = thread.get("current_call_ctx")
     # A copy of the context, too, because layers write into it.
-    return {**thread, "current_call_ctx": copy.copy(thread.get("current_call_ctx"))}
+    return thread.copy() if context is None else {**thread, "current_call_ctx": copy.copy(context)}
 
 
-@contextlib.contextmanager
-def _as_in(thread: dict[str, Any]) -> Iterator[None]:
-    """Lets Keras see what it had when a function was called."""
-    here = _of_thread()
-    before = dict(here)
+def _exchange(here: dict[str, Any], thread: dict[str, Any]) -> None:
+    """Lets Keras see in this thread what `thread` has."""
     here.clear()
-    here.update(_copied(thread))
-    try:
-        yield
-    finally:
-        here.clear()
-        here.update(before)
+    here.update(thread)
 
 
-def is_unscoped() -> bool:
-    """Whether Keras has no scope in this thread that a second run would have to see: neither values nor a dtype."""
-    # Not public (Keras 3.15). In one frame, because every call of a function asks.
-    module: Any = sys.modules.get("keras.src.backend.common.global_state")
-    if module is None:
-        if "keras" not in sys.modules:
-            return True
-        # Keras is not imported, or is being imported; or its module has moved, and then this raises.
-        return not hasattr(keras(), "StatelessScope") or keras().src.backend.common.global_state is None
-    # Most threads have no such attribute, and `getattr` would build an error first: 0.5 us more.
-    scopes = module.GLOBAL_STATE_TRACKER.__dict__
-    return scopes.get("stateless_scope") is None and scopes.get("autocast_scope") is None
+class _Scopes(ModuleType):
+    @property
+    def is_unscoped(self) -> bool:
+        """Whether Keras has no scope in this thread that a second run would have to see: neither values nor a dtype.
+
+        It is an attribute because torch.compile (2.13) evaluates those of a module for real, and again at every call:
+        to trace a look into `sys.modules` takes it as long as all the rest of a call.
+        """
+        # Not public (Keras 3.15). In one frame, because every call of a function asks.
+        module: Any = sys.modules.get("keras.src.backend.common.global_state")
+        if module is None:
+            if "keras" not in sys.modules:
+                return True
+            # Keras is not imported, or is being imported; or its module has moved, and then this raises.
+            return not hasattr(keras(), "StatelessScope") or keras().src.backend.common.global_state is None
+        # Most threads have no such attribute, and `getattr` would build an error first: 0.5 us more.
+        scopes = module.GLOBAL_STATE_TRACKER.__dict__
+        return scopes.get("stateless_scope") is None and scopes.get("autocast_scope") is None
+
+
+is_unscoped: bool
+# The module itself, so that torch.compile reads the attribute in this file, too.
+this: Any = sys.modules[__name__]
+this.__class__ = _Scopes
 
 
 def values() -> list[Any]:
     """Returns the values that an open scope of this thread has in the place of variables."""
-    scope = None if is_unscoped() else stateless_scope()
+    scope = None if this.is_unscoped else stateless_scope()
     return [] if scope is None else [*scope.state_mapping.values()]
 
 

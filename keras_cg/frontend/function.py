@@ -45,7 +45,7 @@ class FlatFunction(Arguments):
 
     def begin(self, is_first: bool) -> Any:
         """Returns what Keras saves for the runs of this call."""
-        if is_first and keras_scope.is_unscoped():
+        if is_first and keras_scope.is_unscoped:
             return None
         return keras_scope.State(self.name, self.backend, is_first)
 
@@ -56,7 +56,7 @@ class FlatFunction(Arguments):
         """
         if self.backend.is_compiling():
             return
-        if keras_interop.keras() is not None and keras_scope.is_unscoped():
+        if keras_interop.keras() is not None and keras_scope.is_unscoped:
             self.state = keras_scope.State(self.name, self.backend, is_first=False, is_strict=True)
 
     def flatten(self, output: Any) -> tuple[Tree, list[Any]]:

@@ -78,7 +78,7 @@ class Run(Rule):
 
         The run is to be noted before anything else happens, if anything differentiates.
         """
-        if self.is_later or not keras_scope.is_unscoped():
+        if self.is_later or not keras_scope.is_unscoped:
             return self._start_with_care(tensors)
         # The backend of the call is active.
         backend, fun = self.backend, self.user

@@ -21,24 +21,23 @@ def with_compiler(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
             "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
             fun.name,
         )
-    # In plain loops here and below, because torch.compile (2.13) traces a comprehension as a call of its own.
-    inputs = []
-    needs_grad = []
+    # In plain loops here and below, because torch.compile (2.13) traces a comprehension, and each step of `enumerate`,
+    # as a call of its own.
+    inputs, needs_grad = [], []
     for tensor in tensors:
         needs_grad.append(tensor.requires_grad)
         inputs.append(tensor.detach())
     outputs = fun.complete(*inputs)
     same = []
     for output in outputs:
-        found = -1
-        for place in range(len(inputs)):
-            if output is inputs[place]:
-                found = len(outputs) + place
-        same.append(found)
-    for output in outputs:
         if output.requires_grad:
             fun.capture(["(a tensor that torch.compile does not name)"])
             raise messages.unserved_variables("torch", "a closure over it, inside torch.compile.", fun)
+        found = None
+        for place in range(len(inputs)):
+            if output is inputs[place]:
+                found = place
+        same.append(found)
     if True not in needs_grad:
         return outputs  # type: ignore[no-any-return]
     # torch.compile (2.13) refuses a Function that gets one tensor twice.
@@ -49,8 +48,8 @@ def with_compiler(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
             if known is tensor:
                 other = tensor.view_as(tensor)
         distinct.append(other)
-    saved_count = len(outputs) if fun.takes_output else 0
-    return _Compiling.apply(fun, [*inputs, *outputs], needs_grad, same, saved_count, *distinct)  # type: ignore[no-any-return, no-untyped-call]
+    # In one tuple, because torch.compile looks at each argument of a Function several times.
+    return _Compiling.apply((fun, [*inputs, *outputs], needs_grad, same), *distinct)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # Without this decorator, Dynamo of torch 2.11 answers yes in all that it traces.
@@ -64,22 +63,18 @@ class _Compiling(torch.autograd.Function):
     """Returns outputs that were computed before, with the rule as their gradient; torch.compile saves the residuals."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        run: Any,
-        known: list[torch.Tensor],
-        needs_grad: list[bool],
-        same: list[int],
-        saved_count: int,
-        *tensors: torch.Tensor,
-    ) -> Any:
-        ctx.run, ctx.needs_grad, ctx.count, ctx.saved_count = run, needs_grad, len(same), saved_count
-        outputs = []
-        without = []
-        for number in range(len(same)):
-            # A view of the argument cannot be changed in place; a copy of it could be, and would lose the rule (2.13).
+    def forward(ctx: Any, call: tuple[Any, list[torch.Tensor], list[bool], list[int | None]], *tensors: Any) -> Any:
+        ctx.run, known, ctx.needs_grad, same = call
+        ctx.count = len(same)
+        outputs, without = [], []
+        for number in range(ctx.count):
             place = same[number]
-            output = tensors[number].detach() if place < 0 else tensors[place].view_as(tensors[place])
+            # A view of the argument cannot be changed in place; a copy of it could be, and would lose the rule (2.13).
+            if place is None:
+                output = tensors[number].detach()
+            else:
+                argument = tensors[ctx.count + place]
+                output = argument.view_as(argument)
             outputs.append(output)
             if not (output.is_floating_point() or output.is_complex()):
                 without.append(output)
@@ -91,17 +86,17 @@ class _Compiling(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        outputs = None
-        if ctx.saved_count:
+        run, outputs = ctx.run, None
+        if run.takes_output:
             saved = ctx.saved_tensors
-            outputs = saved[len(saved) - ctx.saved_count :]
-        gradients, _ = ctx.run.pull(cotangents, (), ctx.needs_grad, None, outputs)
+            outputs = saved[len(saved) - ctx.count :]
+        gradients, _ = run.pull(cotangents, (), ctx.needs_grad, None, outputs)
         results = []
         for gradient in gradients:
             # A gradient belongs to the caller, and this may be an argument or an output itself.
-            is_own = ctx.saved_count > 0
-            for tensor in ctx.run.tensors:
+            is_own = run.takes_output
+            for tensor in run.tensors:
                 if tensor is gradient:
                     is_own = True
             results.append(gradient.clone() if is_own and gradient is not None else gradient)
-        return (None, None, None, None, None, *[None] * ctx.count, *results)
+        return (None, *[None] * ctx.count, *results)
